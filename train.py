@@ -56,8 +56,9 @@ flags.DEFINE_enum(
 flags.DEFINE_string(
     "checkpoint_every",
     "10s",
-    "How often the state is written with which a training goes on after a crash: a time, such as 30s "
-    "or 5m, or a number of steps. It is in <model_dir>.secret until the result is in place.",
+    "How often the state is written with which a training is resumed after a crash: a time, such as "
+    "30s or 5m, or a number of steps; without privacy after each epoch. It is in "
+    "<model_dir>.unfinished until the result is in place.",
 )
 flags.DEFINE_bool(
     "audit",
@@ -115,43 +116,46 @@ def _refuse(error):
 
 def _place(points):
     """Returns the folder for the results, and the function that trains one point into a folder."""
-    from tfdp.experiments.result_folder import new_folder
+    from tfdp.experiments.run_folder import new_folder
 
     if FLAGS.model_dir:
         return pathlib.Path(FLAGS.model_dir), train_one
+    if FLAGS.overwrite:
+        raise ValueError(
+            "--overwrite needs a --model_dir: without it, every result has a new folder."
+        )
     base = _ROOT / "runs" / command_line.common_name(points)
     if points[0].values:  # a sweep has one new folder for all of its points
         return pathlib.Path(new_folder(base)), train_one
-    return base, functools.partial(train_one, numbered=True)
+    return base, functools.partial(train_one, is_numbered=True)
 
 
-def train_one(point, model_dir: str | os.PathLike, numbered: bool = False) -> None:
+def train_one(point, model_dir: str | os.PathLike, is_numbered: bool = False) -> None:
     """Trains one point, writes its result and prints it: a table, or one line of a sweep.
 
     Args:
         point: the settings, and where they come from.
         model_dir: the folder of the result.
-        numbered: whether the result goes into a new folder `model_dir`_<number> instead.
+        is_numbered: whether the result goes into a new folder `model_dir`_<number> instead.
     """
     from tfdp.experiments.finished import finished
-    from tfdp.experiments.result_folder import ResultFolder
-    from tfdp.experiments.unfinished import Unfinished
+    from tfdp.experiments.run_folder import RunFolder, discard_leftovers, numbered
 
     resume = FLAGS.resume == "auto"
     if point.values and resume and not FLAGS.overwrite:
         record = finished(model_dir, point.experiment)
         if record is not None:
-            shown, words = _shown(os.path.abspath(model_dir)), ""
-            if Unfinished(os.path.abspath(model_dir)).is_left:
-                words = (
-                    " A training that was to replace it is unfinished: --overwrite goes on with it."
-                )
-            print(f"Trained already: {shown}.{words}", flush=True)
+            discard_leftovers(model_dir)
+            words = ""
+            if RunFolder(model_dir).resumable:
+                words = " A training that was to replace it is unfinished: --overwrite resumes it."
+            print(f"Trained already: {_shown(os.path.abspath(model_dir))}.{words}", flush=True)
             return
-    folder = ResultFolder(model_dir, overwrite=FLAGS.overwrite, numbered=numbered, resume=resume)
+    path = numbered(model_dir) if is_numbered else model_dir
+    folder = RunFolder(path, overwrite=FLAGS.overwrite)
     # Entered before TensorFlow is imported: a place that cannot be written is refused at once.
     with folder:
-        if numbered:
+        if is_numbered:
             _say_what_is_unfinished(model_dir)
         try:
             result = _train_into(folder, point)
@@ -170,18 +174,19 @@ def train_one(point, model_dir: str | os.PathLike, numbered: bool = False) -> No
 
 
 def _train_into(folder, point):
-    from tfdp.experiments.unfinished import settings_of
+    from tfdp.experiments.finished import settings_of
 
-    if FLAGS.resume == "never" and folder.holds_state:
+    if FLAGS.resume == "never" and folder.resumable:
         print(
-            f"The unfinished training in {_shown(folder.path)}.secret is discarded: nothing of it may "
+            f"The unfinished training in {_shown(folder.unfinished)} is discarded: nothing of it may "
             "be released."
         )
-    folder.checkpoints(settings_of(point.experiment))  # refuses other settings at once
+        folder.discard()
+    folder.check_settings(settings_of(point.experiment))  # before TensorFlow is imported
     # TensorBoard can read the log during the training; the commit moves it with the result.
     _announce(point, folder)
-    if folder.goes_on:
-        print(f"Goes on with the unfinished training in {_shown(folder.path)}.secret.", flush=True)
+    if folder.resumable:
+        print(f"Resumes the unfinished training in {_shown(folder.unfinished)}.", flush=True)
     from tfdp.experiments.saving import run_into
 
     every = parsing.checkpoint_every(FLAGS.checkpoint_every)
@@ -191,25 +196,25 @@ def _train_into(folder, point):
 def _say_what_is_unfinished(base):
     """Tells of unfinished trainings that have a number: the same command begins a new one."""
     base = pathlib.Path(base)
-    for state in sorted(base.parent.glob(f"{base.name}_*.secret/backup/state")):
-        result = str(state.parents[1]).removesuffix(".secret")
+    for result in sorted(base.parent.glob(f"{base.name}_*.unfinished/result")):
+        path = str(result.parent).removesuffix(".unfinished")
         print(
-            f"There is an unfinished training: --model_dir={_shown(result)}, with its settings, goes "
-            "on with it."
+            f"There is an unfinished training: --model_dir={_shown(path)}, with its settings, resumes "
+            "it."
         )
 
 
 def _say_how_to_go_on(ended, point, folder):
     """Tells of the state that an unfinished training has left, unless the error tells what to do."""
-    if folder.is_in_place or not folder.holds_state or isinstance(ended, ValueError):
+    if not folder.resumable or isinstance(ended, ValueError):
         return
-    again = "the same command goes on from there"
+    again = "the same command resumes it"
     if FLAGS.resume == "never":
-        again = "the same command without --resume=never goes on from there"
+        again = "the same command without --resume=never resumes it"
     elif not FLAGS.model_dir:
         of_all = os.path.dirname(folder.path) if point.values else folder.path
-        again = f"add --model_dir={_shown(of_all)} to the command to go on from there"
-    said = f"The state of the training is kept in {_shown(folder.path)}.secret: {again}."
+        again = f"add --model_dir={_shown(of_all)} to the command to resume it"
+    said = f"The state of the training is kept in {_shown(folder.unfinished)}: {again}."
     if isinstance(ended, KeyboardInterrupt):
         ended.__notes__ = [*getattr(ended, "__notes__", ())[:1], said]
     else:

@@ -36,7 +36,7 @@ FAST = (
     "experiments/test_command_line.py",
     "experiments/test_console.py",
     "experiments/test_report.py",
-    "experiments/test_result_folder.py",
+    "experiments/test_run_folder.py",
     "experiments/test_settings.py",
     "experiments/test_sweep.py",
     "experiments/test_vocabulary.py",

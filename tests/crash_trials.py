@@ -76,7 +76,7 @@ def killed_once(words, window, rng):
     if process.returncode == -9:
         return None
     # A kill may come just after the result was put in place.
-    over = process.returncode == 2 and "Found a finished one" in said[-1]
+    over = process.returncode == 2 and "There is a finished result" in said[-1]
     assert process.returncode == 0 or over, "".join(said)[-3000:]
     return "".join(said)
 

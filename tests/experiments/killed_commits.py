@@ -1,6 +1,6 @@
 """Makes one result repeatedly, and kills or disturbs the process at one of its file operations.
 
-    python killed_commits.py FOLDER {new,over,state} {kill,fail} STRIDE [COUNT]
+    python killed_commits.py FOLDER {new,over} {kill,fail} STRIDE [COUNT]
 
 For k = 1, 1 + STRIDE, ... the script leaves a folder FOLDER/<k>. Its state is that after the process
 died before its k-th operation ("kill"), or after the k-th operation failed for lack of space ("fail").
@@ -17,8 +17,8 @@ import traceback
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from tests.experiments.result_helpers import Crash, keep_state, make
-from tfdp.experiments.result_folder import ResultError, ResultFolder
+from tests.experiments.result_helpers import Crash, make
+from tfdp.experiments.result_folder import ResultError
 
 COUNTED = {
     "open", "os.chmod", "os.listdir", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.scandir",
@@ -40,11 +40,11 @@ def disturbed(k, kill):
     sys.addaudithook(hook)
 
 
-def child(target, mode, k, kill):
+def child(target, overwrite, k, kill):
     os.fsync = lambda handle: sys.audit("test")  # files outlive the process without fsync
     disturbed(k, kill)
     try:
-        make(target, "new", overwrite=mode == "over", stateful=mode == "state")
+        make(target, "new", overwrite=overwrite)
     except ResultError as error:
         print(k, error, flush=True)
         os._exit(REFUSED)
@@ -61,14 +61,10 @@ def main(folder, mode, action, stride, count=None):
         target = scenario / "runs" / "r"
         if mode == "over":
             make(target, "old")
-        if mode == "state":  # a training was killed just before its end
-            with ResultFolder(target) as opened:
-                keep_state(opened, "new")
-                os.mkdir(opened.log_dir)
         process = os.fork()
         if not process:
             try:
-                child(target, mode, k, action == "kill")
+                child(target, mode == "over", k, action == "kill")
             except BaseException:
                 traceback.print_exc()
                 os._exit(2)

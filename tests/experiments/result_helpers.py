@@ -5,7 +5,8 @@ import os
 import sys
 
 from tfdp._files import replaced_whole
-from tfdp.experiments.result_folder import ResultFolder, check
+from tfdp.experiments.result_folder import check
+from tfdp.experiments.run_folder import RunFolder
 
 FILES = {"model.keras", "run.json", "model_card.md", "tensorboard"}
 
@@ -14,8 +15,8 @@ class Crash(Exception):
     """Ends a training as an error of the machine would."""
 
 
-def make(path, which, stateful=False, **options):
-    """Writes the result named `which` to `path`; if `stateful`, like a training that keeps a state."""
+def make(path, which, **options):
+    """Writes the result named `which` to `path` as a training does: resumed, or from the beginning."""
 
     def save_model(name):
         with open(name, "w") as file:
@@ -24,25 +25,27 @@ def make(path, which, stateful=False, **options):
             sys.audit("test")
             file.write(which[1:])
 
-    with ResultFolder(path, **options) as folder:
-        if stateful:
-            keep_state(folder, which)
+    with RunFolder(path, **options) as folder:
+        folder.begin({"which": which})
         try:
-            os.makedirs(folder.log_dir, exist_ok=True)
-            with open(os.path.join(folder.log_dir, "events.out.tfevents.1"), "w") as file:
-                file.write(f"log {which}")
+            keep_state(folder, which)
         except OSError as error:
             raise Crash from error
         folder.commit({"which": which}, f"card {which}", save_model)
 
 
 def keep_state(folder, which):
-    """Does what a training does with its state: resumes from one, or writes one."""
-    backup = folder.checkpoints({"which": which})
-    if not folder.holds_state:
-        path = os.path.join(backup, "state")
-        with replaced_whole(path) as partial, open(partial, "w") as file:
-            file.write(f"state {which}")
+    """Writes a state and a log, or finds the state of this training."""
+    state = os.path.join(folder.backup, "state")
+    os.makedirs(folder.backup, exist_ok=True)
+    if os.path.exists(state):
+        with open(state) as file:
+            assert file.read() == which
+    with replaced_whole(state) as partial, open(partial, "w") as file:
+        file.write(which)
+    os.makedirs(folder.log_dir, exist_ok=True)
+    with open(os.path.join(folder.log_dir, "events.out.tfevents.1"), "w") as file:
+        file.write(f"log {which}")
 
 
 def state(path):

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfdp import data, optimizers
+from tfdp import data, make_private, optimizers
 from tfdp.accounting.mechanisms.registry import mechanism_class
 from tfdp.experiments import SETTINGS, Experiment
 from tfdp.experiments.construction import _parameters, make_optimizer, plan
@@ -26,6 +26,10 @@ def experiment(**changes):
 
 def plain(**changes):
     return Experiment(mechanism="none", batch_size=4, **changes)
+
+
+def model():
+    return make_private(keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)]))
 
 
 @pytest.fixture(scope="module")
@@ -87,36 +91,27 @@ def test_langevin_steps_from_settings(lots, mechanism):
     made = make_optimizer(experiment(learning_rate_exponent=2.0, **settings), lots, 7, 3.0)
     rates = [float(made._learning_rate(step)) for step in range(4)]
     np.testing.assert_allclose(rates, [0.5, 0.5, 0.125, 0.125])
-    variables = [keras.Variable(np.zeros(3), name=n) for n in "ab"]
-    run = plan(experiment(noise_multiplier=3.0, epsilon=None, **settings), lots, 5, variables)
+    run = plan(experiment(noise_multiplier=3.0, epsilon=None, **settings), lots, 5, model())
     assert (run.mechanism.name, run.mechanism.composition) == (mechanism, "ac")
     assert run.mechanism.noise_multiplier == 3.0
     assert getattr(made, "num_examples", 8) == 8
 
 
 def test_the_plan_is_what_the_optimizer_will_account(lots):
-    made = experiment(mechanism="si_dpsgd", learning_rate_decay=0.5)
-    run = plan(made, lots, 5, [])
+    noise = {"epsilon": None, "noise_multiplier": 3.0}
+    made = experiment(mechanism="si_dpsgd", learning_rate_decay=0.5, **noise)
+    run = plan(made, lots, 5, model())
     assert (run.mechanism.name, run.steps) == ("si_dpsgd", 5)
     assert (run.sampling.num_examples, run.sampling.lot_size) == (8, 4)
     assert run.mechanism.learning_rates == (0.5, 0.5, 0.25, 0.25, 0.125)
-    assert (run.mechanism.noise_multiplier, run.mechanism.momentum) == (0.0, 0.5)
+    assert (run.mechanism.noise_multiplier, run.mechanism.momentum) == (3.0, 0.5)
 
 
 def test_the_plan_knows_of_microbatches_and_adaptive_clipping():
     x, y = np.zeros((8, 2), "float32"), np.zeros(8, "int32")
     pairs = data.make_lots("poisson", x, y, lot_size=4, microbatch_size=2)
-    run = plan(experiment(microbatches=2, clipping="adaptive"), pairs, 5, [])
+    run = plan(experiment(microbatches=2, clipping="adaptive"), pairs, 5, model())
     assert run.contribution.microbatch_size == 2 and run.contribution.adaptive_clipping
-
-
-@pytest.mark.parametrize("statistics", ["example", "batch"])
-def test_the_plan_knows_of_public_examples(lots, statistics):
-    settings = experiment(normalization="batch", statistics=statistics, public_examples=7)
-    planned = plan(settings, lots, 7, [])
-    assert planned.contribution.public_examples == 7
-    assert planned.contribution.batch_statistics == (statistics == "batch")
-    assert plan(experiment(normalization="layer"), lots, 7, []).contribution.public_examples == 0
 
 
 def test_public_data_is_for_private_mechanisms_unless_it_is_named():

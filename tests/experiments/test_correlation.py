@@ -77,13 +77,13 @@ def test_the_plan_is_what_runs():
     made = complete(experiment(groups=4, batch_size=3, steps=5), 24)
     x = [[0.0] * 4] * 25
     lots = make_lots("cyclic_poisson", x, [0] * 25, lot_size=3, groups=4)
-    planned = plan(made, lots, 5, [])
+    model = private(make_optimizer(made, lots, 5, 2.0))
+    planned = plan(made, lots, 5, model)
     assert (
         planned.sampling.groups,
         planned.sampling.num_examples,
         planned.mechanism.strategy.bands,
     ) == (4, 24, 4)
-    model = private(make_optimizer(made, lots, 5, 2.0))
     model.fit(lots, steps_per_epoch=5, verbose=0)
     (run,) = model.privacy.ledger.runs
     assert run == vary(planned, noise_multiplier=2.0, steps=5)

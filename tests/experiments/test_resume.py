@@ -7,8 +7,7 @@ import pytest
 
 from tests.experiments.result_helpers import Crash, after_step, names
 from tfdp.accounting import describe, proven
-from tfdp.experiments import Experiment, ResultError, ResultFolder, check, run_into
-from tfdp.experiments.checkpoints import parts
+from tfdp.experiments import Experiment, ResultError, RunFolder, check, run_into
 from tfdp.experiments.parsing import checkpoint_every
 
 STEPS = 8  # lots of 479 out of 1,437 examples: two epochs and two steps
@@ -29,7 +28,7 @@ def settings(mechanism="dpsgd", **changes):
 
 def train(folder, of, crash=None, every=2):
     """Runs an experiment, which fails after so many steps."""
-    with ResultFolder(folder) as opened:
+    with RunFolder(folder) as opened:
         if crash is None:
             return run_into(opened, of, verbose=0, checkpoint_steps=every)
         with pytest.raises(Crash), after_step(crash):
@@ -73,11 +72,12 @@ def test_a_crash_in_any_part_of_a_training_changes_no_statement(tmp_path, mechan
     check_crashes(tmp_path, mechanism, crashes)
 
 
+def full(*arguments):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "model.keras")
+
+
 def test_a_training_that_has_ended_only_writes_its_result(tmp_path, monkeypatch):
     """The disk was full at the end: the trained model is not lost."""
-
-    def full(*arguments):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "model.keras")
 
     with monkeypatch.context() as patch, pytest.raises(ResultError, match="same command"):
         patch.setattr("tfdp.experiments.saving.export", full)
@@ -90,21 +90,41 @@ def test_a_training_that_has_ended_only_writes_its_result(tmp_path, monkeypatch)
 def test_early_stopping_of_a_resumed_training_counts_the_planned_steps(tmp_path):
     # Epochs have two steps of 479 out of 1,006 examples. At such a rate no epoch is better.
     of = settings(model="mlp", validation_split=0.3, patience=1, learning_rate=1e-9)
-    train(tmp_path / "r", of, crash=3, every=1)
+    train(tmp_path / "r", of, crash=4, every=1)
     result = train(tmp_path / "r", of, every=1)
     assert result.restarts == 1 and len(result.history["validation_accuracy"]) == 2
-    assert int(result.model.optimizer.iterations.numpy()) == 4
+    assert int(result.model.optimizer.iterations.numpy()) < STEPS
     assert [run.steps for run in result.model.privacy.ledger.runs] == [STEPS]
     assert check(tmp_path / "r")["steps"] == STEPS
 
 
-@pytest.mark.parametrize("behind", range(26))
-def test_the_parts_of_a_training_add_up(behind):
-    taken = behind
-    for first, epochs, length in parts(25, 10, behind):
-        assert first == taken // 10
-        taken += epochs * length
-    assert taken == 25
+def test_a_plain_training_that_stopped_early_only_writes_its_result(tmp_path, monkeypatch):
+    of = settings("none", model="mlp", validation_split=0.3, patience=1, steps=20)
+    with monkeypatch.context() as patch, pytest.raises(ResultError):
+        patch.setattr("tfdp.experiments.saving.export", full)
+        patch.setattr("tfdp.experiments.curves.accuracy_of", lambda *_: 0.5)
+        train(tmp_path / "r", of)
+    with after_step(1):
+        result = train(tmp_path / "r", of)
+    assert check(tmp_path / "r")["steps"] == 4 and len(result.history["loss"]) == 2
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:20])
+
+
+@pytest.mark.parametrize("after", [1, 2])
+@pytest.mark.parametrize("name", ["latest.weights.h5", "training_metadata.json"])
+def test_a_plain_state_that_a_kill_has_cut_is_not_the_last(tmp_path, name, after):
+    """Keras does not replace its files whole, and writes the weights first."""
+    settled = settings("none")
+    train(tmp_path / "r", settled, crash=3 * after + 1)
+    backup = tmp_path / "r.unfinished" / "backup"
+    cut(backup / name)
+    if name == "latest.weights.h5" and after == 1:
+        (backup / "training_metadata.json").unlink()
+    result = train(tmp_path / "r", settled)
+    assert len(result.history["loss"]) == 3 and result.test_accuracy > 0.5
 
 
 def test_checkpoints_are_written_by_time_or_by_steps():

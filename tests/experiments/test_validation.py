@@ -7,7 +7,7 @@ from tfdp import data
 from tfdp.accounting import proven
 from tfdp.experiments import Experiment, run
 from tfdp.experiments.report import card
-from tfdp.experiments.validation import hold_out, over, parted
+from tfdp.experiments.validation import hold_out, is_over
 
 # At such a rate no epoch is better than the first. (A linear model begins with zeros.)
 SMALL = {"model": "mlp", "batch_size": 256, "seed": 1, "learning_rate": 1e-9}
@@ -16,15 +16,13 @@ SMALL = {"model": "mlp", "batch_size": 256, "seed": 1, "learning_rate": 1e-9}
 def test_validation_examples_are_neither_trained_on_nor_tested():
     digits = data.load("digits")
     experiment = Experiment(**SMALL, noise_multiplier=4.0, validation_split=0.25)
-    kept, held = hold_out(digits, experiment)
-    own, (x, y) = parted(kept, held)
-    assert held == len(y) == 359 and len(own.y_train) == 1437 - 359
-    np.testing.assert_array_equal(own.x_test, digits.x_test)
-    np.testing.assert_array_equal(own.y_test, digits.y_test)
-    rows = np.concatenate([own.x_train, x]).reshape(1437, -1)
+    kept = hold_out(digits, experiment)
+    assert len(kept.y_validation) == 359 and len(kept.y_train) == 1437 - 359
+    assert kept.x_test is digits.x_test and kept.y_test is digits.y_test
+    rows = np.concatenate([kept.x_train, kept.x_validation]).reshape(1437, -1)
     every = digits.x_train.reshape(1437, -1)
     np.testing.assert_array_equal(rows[np.lexsort(rows.T)], every[np.lexsort(every.T)])
-    again, _ = hold_out(digits, experiment)  # as in a process that resumes
+    again = hold_out(digits, experiment)  # as in a process that resumes
     np.testing.assert_array_equal(again.y_train, kept.y_train)
 
 
@@ -40,7 +38,8 @@ def test_validation_examples_are_neither_trained_on_nor_tested():
 )
 def test_training_ends_after_epochs_without_a_better_one(accuracies, patience, ends):
     epochs = {i: {"validation_accuracy": a} for i, a in enumerate(accuracies)}
-    assert over(epochs, patience) == ends
+    experiment = Experiment(**SMALL, epsilon=2.0, validation_split=0.3, patience=patience)
+    assert is_over(epochs, experiment) == ends
 
 
 def test_training_ends_early_and_the_statement_counts_the_planned_steps():

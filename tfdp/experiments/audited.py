@@ -20,10 +20,10 @@ from tfdp.auditing import (
 )
 from tfdp.experiments import network
 from tfdp.experiments.experiment import run
-from tfdp.experiments.result_files import AUDIT as FILES
 from tfdp.experiments.settings import Experiment
 
-__all__ = ["FILES", "attack_experiment", "audit_experiment", "write"]
+# The files that `train.py --audit` adds to a finished result.
+FILES = ("audit.json", "audit.png")
 
 
 def audit_experiment(

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 import keras
 import numpy as np
 
-from tfdp.accounting import Contribution, Run
-from tfdp.accounting.mechanisms.registry import mechanism_class
+from tfdp.accounting import Contribution, PrivacyBudget, Run, noise_for
+from tfdp.accounting.mechanisms.none import NoMechanism
 from tfdp.experiments.settings import Experiment
 from tfdp.optimizers import MECHANISMS, NoisySGD
-from tfdp.training.feeding import sampling_of
+from tfdp.training.feeding import plan_of, sampling_of
+from tfdp.training.opening import planned_run
 
 # Parameters of Keras optimizers that share their name with an unrelated setting.
 _FOREIGN = ("epsilon",)
@@ -31,21 +32,6 @@ def learning_rate(experiment: Experiment, steps_per_epoch: int):
         decay_rate=experiment.learning_rate_decay,
         staircase=True,
     )
-
-
-def noise_of_steps(experiment: Experiment, lots, steps: int, first: float) -> float | list[float]:
-    """Returns the noise multiplier of every step: a number, or a table if it differs by epoch.
-
-    Args:
-        experiment: the settings.
-        lots: the `tfdp.data.Lots` of the training.
-        steps: how many steps the training takes.
-        first: the noise multiplier of the first epoch.
-    """
-    if experiment.noise_decay is None:
-        return first
-    epochs = np.arange(steps) // lots.steps_per_epoch
-    return list(map(float, first * experiment.noise_decay**epochs))
 
 
 def make_optimizer(
@@ -112,41 +98,53 @@ def _parameters(kind: type) -> list[str]:
     return [name for name in names if name != "self"]
 
 
-def plan(experiment: Experiment, lots, steps: int, variables) -> Run:
-    """Returns the `Run` that an experiment plans.
+def plan(experiment: Experiment, lots, steps: int, model: keras.Model) -> Run:
+    """Returns the `Run` that an experiment plans, with noise that is calibrated to its budget.
 
     Args:
-        experiment: the settings. If `noise_multiplier` is None, the noise multiplier of the run stands
-            for nothing until it is calibrated; a table has its shape.
+        experiment: the settings. If `noise_multiplier` is None, the noise is calibrated to `epsilon`.
         lots: the `tfdp.data.Lots` of the training.
         steps: how many steps the training takes.
-        variables: the trainable variables of the model.
+        model: the built model, private if the experiment is.
 
     Raises:
         ValueError: as in `make_optimizer`.
     """
-    sampling = sampling_of(lots)
-    contribution = Contribution(
-        l2_norm_clip=experiment.l2_norm_clip,
-        microbatch_size=lots.microbatch_size,
-        batch_statistics=experiment.statistics == "batch",
-        public_examples=experiment.public_examples if experiment.takes_public_data else 0,
-    )
     if not experiment.private:
-        mechanism = mechanism_class(experiment.mechanism)()
-        return Run(mechanism=mechanism, sampling=sampling, steps=steps, contribution=contribution)
-    first = experiment.noise_multiplier
-    if first is None:
-        first = 0.0 if experiment.noise_decay is None else 1.0
-    noise = noise_of_steps(experiment, lots, steps, first)
+        contribution = Contribution(l2_norm_clip=experiment.l2_norm_clip)
+        return Run(
+            mechanism=NoMechanism(),
+            sampling=sampling_of(lots),
+            steps=steps,
+            contribution=contribution,
+        )
+    noise = 1.0 if experiment.noise_multiplier is None else experiment.noise_multiplier
+    if experiment.noise_decay is not None:
+        epochs = np.arange(steps) // lots.steps_per_epoch
+        noise = [float(each) for each in noise * experiment.noise_decay**epochs]
     optimizer = make_optimizer(experiment, lots, steps, noise)
+    drawn = dataclasses.replace(plan_of(lots, experiment.physical_batch_size), steps=steps)
+    planned = planned_run(model, drawn, optimizer, model.privacy.account.start)
     # With an insecure seed nothing finite is proven, so no noise would satisfy the calibration.
     # Therefore the plan declares secret noise; the ledger records the insecure seed.
-    return Run(
-        mechanism=optimizer.mechanism(
-            **optimizer.mechanism_fields(variables), **optimizer.tables(variables, 0, steps)
-        ),
-        sampling=sampling,
-        steps=steps,
-        contribution=dataclasses.replace(contribution, **optimizer.contribution_fields(variables)),
+    planned = dataclasses.replace(planned, insecure_seed=False)
+    if experiment.noise_multiplier is not None:
+        return planned
+    return planned.with_noise(
+        noise_for(
+            experiment.epsilon,
+            experiment.delta,
+            planned,
+            kind=experiment.guarantee,
+            adjacency=experiment.adjacency,
+        )
+    )
+
+
+def budget(experiment: Experiment) -> PrivacyBudget | None:
+    """Returns the budget that training keeps to; None where the noise is given, or known."""
+    if experiment.noise_multiplier is not None or experiment.insecure_seed is not None:
+        return None
+    return PrivacyBudget(
+        experiment.epsilon, experiment.delta, experiment.guarantee, experiment.adjacency
     )

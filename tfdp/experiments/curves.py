@@ -1,27 +1,21 @@
-"""Test accuracy of what would be released: at the end of a training, and in between."""
+"""The accuracy of the model that would be released: at the end of a training, and in between."""
 
 import math
 import operator
+from collections.abc import Mapping
 
 import keras
 import numpy as np
 
+from tfdp.experiments.settings import Experiment
 from tfdp.experiments.weight_noise import draws
 from tfdp.training.export import plain_copy, values_into
 
-_NAME = "test_accuracy"
+TEST, VALIDATION = "test_accuracy", "validation_accuracy"
 
 
-def test_accuracy(model, dataset, experiment) -> float:
-    """Returns the accuracy on the test split of exactly the model that would be released.
-
-    With weight noise it is the mean over several draws of the noise.
-    """
-    return accuracy_of(plain_copy(model), dataset.x_test, dataset.y_test, experiment)
-
-
-def accuracy_of(released, x, y, experiment) -> float:
-    """Returns the accuracy of a model that is released, with the draws of noise that it may have."""
+def accuracy_of(released: keras.Model, x, y: np.ndarray, experiment: Experiment) -> float:
+    """Returns the accuracy of a released model; with weight noise, the mean over several draws."""
     right = total = 0
     for _ in draws(released, experiment):
         # In parts, since the logits of every character of a large test split would fill the memory.
@@ -34,46 +28,45 @@ def accuracy_of(released, x, y, experiment) -> float:
     return float(right / total)
 
 
-def release_into(copy, model, experiment):
-    """Returns what would be released of a model now: `copy` with its values, or a new copy for None."""
-    if copy is None:
-        copy = plain_copy(model)
-    else:
-        values_into(copy, model)
-    if experiment.private and experiment.release == "mu":
-        model.optimizer.release_means(copy.trainable_variables)
-    return copy
+class Curve(keras.callbacks.Callback):
+    """Puts the accuracy of the model that would be released now into the logs of an epoch.
 
-
-class TestCurve(keras.callbacks.Callback):
-    """Puts the test accuracy of the model that would be released now into the logs of an epoch.
-
-    Formal guarantee: what it shows is a function of weights between two steps, and the proven epsilon
-    of every mechanism covers the weights after each step. Epochs in between have NaN.
+    Formal guarantee: the accuracy is a function of weights between two steps, and the proven epsilon of
+    every mechanism covers the weights after each step. Epochs in between have NaN.
 
     Args:
-        dataset: the data, with a test split.
-        experiment: the settings; `test_every` says after how many epochs it is measured.
+        name: the name of the accuracy.
+        x, y: the examples that it is measured on.
+        experiment: the settings.
+        every: after how many epochs it is measured.
     """
 
-    __test__ = False  # for pytest, this is no test
-
-    def __init__(self, dataset, experiment):
+    def __init__(self, name: str, x, y: np.ndarray, experiment: Experiment, every: int = 1):
         super().__init__()
-        self._dataset, self._experiment, self._released = dataset, experiment, None
+        self._name, self._x, self._y, self._every = name, x, y, every
+        self._experiment, self._released = experiment, None
 
     def on_epoch_end(self, epoch, logs=None):
         if logs is None:
             return
         # Keras keeps the values of a metric by their order, so that every epoch needs one.
-        logs[_NAME] = math.nan
-        if (epoch + 1) % self._experiment.test_every == 0:
-            self._released = release_into(self._released, self.model, self._experiment)
-            x, y = self._dataset.x_test, self._dataset.y_test
-            logs[_NAME] = accuracy_of(self._released, x, y, self._experiment)
+        logs[self._name] = math.nan
+        if (epoch + 1) % self._every == 0:
+            released = self._release()
+            logs[self._name] = accuracy_of(released, self._x, self._y, self._experiment)
+
+    def _release(self):
+        """What would be released of the model now."""
+        if self._released is None:
+            self._released = plain_copy(self.model)
+        else:
+            values_into(self._released, self.model)
+        if self._experiment.private and self._experiment.release == "mu":
+            self.model.optimizer.release_means(self._released.trainable_variables)
+        return self._released
 
 
-def curve_of(epochs: dict) -> tuple[tuple[int, float], ...]:
-    """Returns ((number of epochs, accuracy), ...) of the logs of all epochs, by index."""
-    values = ((epoch + 1, float(logs.get(_NAME, math.nan))) for epoch, logs in epochs.items())
+def curve_of(epochs: Mapping[int, Mapping]) -> tuple[tuple[int, float], ...]:
+    """Returns ((number of epochs, test accuracy), ...) of the logs of all epochs, by index."""
+    values = ((epoch + 1, float(logs.get(TEST, math.nan))) for epoch, logs in epochs.items())
     return tuple((number, value) for number, value in values if not math.isnan(value))

@@ -1,6 +1,5 @@
 """Runs one experiment, from its settings to a trained model and its two guarantees."""
 
-import contextlib
 import dataclasses
 import math
 import operator
@@ -11,18 +10,18 @@ import keras
 import numpy as np
 
 from tfdp import data
-from tfdp.accounting import Guarantee, PrivacyBudget, Run, Statement, noise_for
+from tfdp.accounting import Guarantee, Run, Statement
 from tfdp.callbacks import PrivacyProgress, PrivacyTensorBoard
 from tfdp.experiments import network, validation
-from tfdp.experiments.checkpoints import Checkpoints, PlainBackup, parts
+from tfdp.experiments.backups import Checkpoints
 from tfdp.experiments.conditions import check_number
-from tfdp.experiments.construction import make_optimizer, plan
+from tfdp.experiments.construction import budget, make_optimizer, plan
 from tfdp.experiments.correlation import complete
-from tfdp.experiments.curves import TestCurve, curve_of, test_accuracy
+from tfdp.experiments.curves import TEST, VALIDATION, Curve, accuracy_of, curve_of
 from tfdp.experiments.public_data import PUBLIC
 from tfdp.experiments.settings import Experiment
-from tfdp.experiments.validation import ValidationStop
 from tfdp.training.dp_model import make_private
+from tfdp.training.export import plain_copy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,7 +36,7 @@ class Result:
             noise, the mean over the experiment's `noise_draws` draws of it.
         statement: both guarantees at the experiment's delta and adjacency, and what they mean.
         seconds_per_step: mean time of a training step after the first; NaN if there was only one.
-        seconds: time of the whole training.
+        seconds: time of the whole training, in all processes.
         advice: a sentence about a better mechanism at the same proven epsilon, or None.
         history: for each of Keras' metrics, its value in every epoch.
         notes: sentences about the data, the words, the initial weights and what was frozen.
@@ -114,7 +113,7 @@ def run(
     experiment: Experiment,
     log_dir: str | None = None,
     verbose: int | str = "auto",
-    before_training: Callable[[keras.Model], None] | None = None,
+    before_training: Callable[[], None] | None = None,
     world=None,
     checkpoints: Checkpoints | None = None,
 ) -> Result:
@@ -124,12 +123,12 @@ def run(
         experiment: the settings.
         log_dir: the folder for TensorBoard's events; None writes no events.
         verbose: as in `keras.Model.fit`.
-        before_training: a function that is called with the compiled model after all settings have
-            been checked and before the first step.
+        before_training: a function that is called after all settings have been checked and before the
+            first step.
         world: the canaries of an audit (a `tfdp.auditing.DiracWorld` or `ExampleWorld`), which become
             part of the data and of the model; None trains without.
         checkpoints: where and how often the state of the training is kept, so that the same call, in
-            another process, goes on after a crash; None keeps none.
+            another process, resumes it after a crash; None keeps none.
 
     Raises:
         ValueError: the settings do not fit together, or do not fit the data.
@@ -147,168 +146,187 @@ def run(
     """
     if experiment.seed is not None:
         keras.utils.set_random_seed(experiment.seed)
+    task = _prepare(experiment, world, checkpoints)
+    planned = _compile(task)
+    if before_training is not None:
+        before_training()
+    fitted = _fit(task, log_dir, verbose, world, checkpoints)
+    return _evaluate(task, planned, fitted)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Task:
+    """A training that is ready to be compiled: a model, its data and the number of steps."""
+
+    experiment: Experiment
+    prepared: network.Prepared
+    model: keras.Model
+    lots: data.Lots
+    steps: int
+
+    @property
+    def dataset(self) -> data.Dataset:
+        return self.prepared.dataset
+
+
+@dataclasses.dataclass(frozen=True)
+class _Fitted:
+    """What a training leaves beside the weights."""
+
+    epochs: dict  # for each epoch, the values of Keras' metrics by name
+    seconds: float
+    seconds_per_step: float
+    lost_steps: int
+
+
+def _prepare(experiment, world, checkpoints) -> _Task:
+    """Loads the data, builds the network and makes the lots."""
     dataset, words = network.load(experiment)
-    dataset, held = validation.hold_out(dataset, experiment)
-    sample_weight = None
+    dataset, sample_weight = validation.hold_out(dataset, experiment), None
     if world is not None:
         dataset, sample_weight = _with_canaries(dataset, world)
     check_number(experiment, len(dataset.y_train))
     experiment = complete(experiment, len(dataset.y_train))
-    # A process that goes on after a crash needs the same frozen beginning, which no state holds.
+    # A process that resumes needs the same frozen beginning, which no state holds.
     same = experiment.seed is not None or experiment.initial_weights is not None
     cache = world is None and (checkpoints is None or same)
     prepared = network.prepare(experiment, dataset, words, cache=cache)
-    model = prepared.model
-    dataset, validation_data = validation.parted(prepared.dataset, held)
+    multiple = None if experiment.jit_compile else data.row_multiple_for(experiment.batch_size)
     lots = data.make_lots(
         experiment.sampling,
-        dataset.x_train,
-        dataset.y_train,
+        prepared.dataset.x_train,
+        prepared.dataset.y_train,
         lot_size=experiment.batch_size,
         sample_weight=sample_weight,
         physical_batch_size=experiment.physical_batch_size,
         seed=experiment.insecure_seed,
         groups=experiment.groups,
-        microbatch_size=_microbatch_size(experiment),
-        row_multiple=(
-            None if experiment.jit_compile else data.row_multiple_for(experiment.batch_size)
-        ),
+        microbatch_size=experiment.batch_size // (experiment.microbatches or experiment.batch_size),
+        row_multiple=multiple,
     )
-    steps = _total_steps(experiment, lots)
-    if world is not None:
-        model = world.model(model)
-    planned = plan(experiment, lots, steps, model.trainable_variables)
-    if experiment.noise_multiplier is None and experiment.private:
-        factor = noise_for(
-            experiment.epsilon,
-            experiment.delta,
-            planned,
-            kind=experiment.guarantee,
-            adjacency=experiment.adjacency,
-        )
-        planned = planned.with_noise(factor)
-    private = experiment.private
-    if private:
-        budget = None
-        if experiment.noise_multiplier is None and experiment.insecure_seed is None:
-            budget = PrivacyBudget(
-                experiment.epsilon, experiment.delta, experiment.guarantee, experiment.adjacency
-            )
+    steps = experiment.steps or max(1, round(experiment.epochs * lots.steps_per_epoch))
+    model = prepared.model if world is None else world.model(prepared.model)
+    return _Task(experiment, prepared, model, lots, steps)
+
+
+def _compile(task) -> Run:
+    """Compiles the model with the optimizer of the experiment; returns the planned run."""
+    experiment, model = task.experiment, task.model
+    if experiment.private:
         make_private(
             model,
             engine=experiment.engine,
             physical_batch_size=experiment.physical_batch_size,
-            budget=budget,
+            budget=budget(experiment),
             seed=experiment.insecure_seed,
-            start="public" if prepared.start.public else None,
+            start="public" if task.prepared.start.public else None,
         )
+    planned = plan(experiment, task.lots, task.steps, model)
+    noise_multiplier = getattr(planned.mechanism, "noise_multiplier", None)
     model.compile(
-        optimizer=make_optimizer(
-            experiment, lots, steps, getattr(planned.mechanism, "noise_multiplier", None)
-        ),
+        optimizer=make_optimizer(experiment, task.lots, task.steps, noise_multiplier),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         weighted_metrics=["accuracy"],  # the rows that pad a lot have weight zero
         jit_compile=experiment.jit_compile,
     )
-    _check_finite(model, dataset.x_test, "before training, at the initial weights")
-    if before_training is not None:
-        before_training(prepared.whole if prepared.cached else model)
-    backup = None if checkpoints is None else checkpoints.callback(experiment, steps)
-    times, stops = _StepTimes(), ()
-    if held:
-        stops = (ValidationStop(validation_data, experiment, backup),)
-    callbacks = [
-        *(() if experiment.test_every is None else (TestCurve(dataset, experiment),)),
-        *stops,
-        times,
-        *(() if world is None else world.callbacks),
-    ]
-    if private:
-        callbacks.append(
-            PrivacyProgress(experiment.delta, experiment.guarantee, experiment.adjacency)
-        )
-        if log_dir is not None:
-            callbacks.append(PrivacyTensorBoard(log_dir, experiment.delta, experiment.adjacency))
-    elif log_dir is not None:
-        callbacks.append(keras.callbacks.TensorBoard(log_dir, write_graph=False))
+    if not _is_finite(task):
+        raise FloatingPointError("The model's output is not a finite number before training.")
+    return planned
+
+
+def _fit(task, log_dir, verbose, world, checkpoints) -> _Fitted:
+    """Trains all steps: whole epochs, then one short epoch for the rest."""
+    experiment, per_epoch = task.experiment, task.lots.steps_per_epoch
+    backup = None if checkpoints is None else checkpoints.callback(experiment, task.steps)
+    callbacks, times = _callbacks(task, log_dir, backup), _StepTimes()
+    callbacks += [times, *(() if world is None else world.callbacks)]
+    callbacks += [] if backup is None else [backup]  # it sees what the others add to the logs
+    # A plain training that is resumed knows its epochs already, a private one when it is fitted.
+    epochs = {} if backup is None else dict(backup.epochs)
     started = time.perf_counter()
-    train_data = lots if private else lots.as_dataset()
-    if not private and dataset.y_train.ndim > 1:
-        train_data = train_data.map(_weigh_every_label)
-    # Keras would warn that it does not shuffle a dataset.
-    options = {} if private else {"shuffle": False}
-    epochs = _fit(
-        model,
-        train_data,
-        steps,
-        lots.steps_per_epoch,
-        callbacks,
-        backup,
-        over=lambda epochs: validation.ended(epochs, experiment),
-        verbose=verbose,
-        **options,
-    )
-    seconds = time.perf_counter() - started
-    if private and validation.ended(epochs, experiment):
-        # fit() has counted what was left of it; the rest of an epoch would have been a fit of its own.
-        model.privacy.count_left_out(max(0, steps - model.privacy.ledger.runs[-1].steps))
-    if private and experiment.release == "mu":
-        model.optimizer.release_means(model.trainable_variables)
-    try:
-        _check_finite(model, dataset.x_test, "after training: it diverged; lower --learning_rate")
-    except FloatingPointError as error:
-        raise Diverged(str(error)) from None
-    if held and not private:  # it may have ended early
-        planned = planned.with_steps(int(model.optimizer.iterations.numpy()))
-    runs = model.privacy.ledger.runs if private else [planned]
-    accuracy = test_accuracy(model, dataset, experiment)
-    if prepared.cached:
-        model = _released(prepared, experiment)
-    said = Statement.of(runs, experiment.delta, experiment.adjacency)
-    notes = [validation.note(held, epochs, experiment)] if held else []
+    whole, rest = divmod(task.steps, per_epoch)
+    for first, number, length in ((0, whole, per_epoch), (whole, bool(rest), rest)):
+        over = _is_over(epochs, experiment)
+        if not number or (over and first):
+            continue
+        fitted = task.model.fit(
+            _train_data(task),
+            initial_epoch=first,
+            epochs=first + (0 if over else number),  # none only restores the weights
+            steps_per_epoch=length,
+            callbacks=callbacks,
+            verbose=verbose,
+            # Keras would warn that it does not shuffle a dataset.
+            **({} if experiment.private else {"shuffle": False}),
+        )
+        for name, values in fitted.history.items():
+            for epoch, value in zip(fitted.epoch, values, strict=True):
+                epochs.setdefault(epoch, {})[name] = value
+    seconds = time.perf_counter() - started + (0.0 if backup is None else backup.earlier_seconds)
+    lost = 0 if backup is None else backup.lost_steps
+    return _Fitted(dict(sorted(epochs.items())), seconds, times.mean, lost)
+
+
+def _evaluate(task, planned, fitted) -> Result:
+    """Measures the release and states what it cost."""
+    experiment, model, dataset = task.experiment, task.model, task.dataset
+    runs = _finished_runs(task, planned, fitted.epochs)
+    accuracy = accuracy_of(plain_copy(model), dataset.x_test, dataset.y_test, experiment)
+    notes = task.prepared.notes
+    if dataset.y_validation is not None:
+        notes += (validation.note(len(dataset.y_validation), fitted.epochs, experiment),)
     return Result(
         experiment=experiment,
-        model=model,
+        model=_released(task.prepared, experiment) if task.prepared.cached else model,
         run=runs[-1],
-        runs=tuple(runs),
+        runs=runs,
         test_accuracy=accuracy,
-        statement=said,
-        seconds_per_step=times.mean,
-        seconds=seconds + (0.0 if backup is None else backup.earlier_seconds),
+        statement=Statement.of(runs, experiment.delta, experiment.adjacency),
+        seconds_per_step=fitted.seconds_per_step,
+        seconds=fitted.seconds,
         advice=runs[-1].mechanism.advice,
-        history=_by_name(epochs),
-        curve=curve_of(epochs),
-        notes=(*prepared.notes, *notes),
-        trained_on=(
-            *prepared.start.trained_on,
-            {"dataset": experiment.dataset, "mechanism": experiment.mechanism}
-            | _public_of(experiment),
-        ),
-        restarts=0 if backup is None else backup.restarts,
-        lost_steps=0 if backup is None else backup.lost_steps,
+        history=_by_name(fitted.epochs),
+        curve=curve_of(fitted.epochs),
+        notes=notes,
+        trained_on=(*task.prepared.start.trained_on, _trained_on(experiment)),
+        lost_steps=fitted.lost_steps,
     )
-
-
-def _microbatch_size(experiment) -> int:
-    if experiment.microbatches is None:
-        return 1
-    return experiment.batch_size // experiment.microbatches
-
-
-def _public_of(experiment) -> dict[str, str]:
-    """The name of the public examples, which shape the weights, too; empty without some."""
-    if not experiment.takes_public_data:
-        return {}
-    return {"public_data": experiment.public_data or PUBLIC[experiment.dataset]}
 
 
 def _with_canaries(dataset, world):
     """The data set with the canaries among its training examples, and the weights of these or None."""
     x, y, *weight = world.data(dataset.x_train, dataset.y_train)
-    changed = dataclasses.replace(
-        dataset, x_train=x, y_train=y, x_test=world.inputs(dataset.x_test)
-    )
-    return changed, weight[0] if weight else None
+    inputs = {"x_test": world.inputs(dataset.x_test)}
+    if dataset.x_validation is not None:
+        inputs["x_validation"] = world.inputs(dataset.x_validation)
+    return dataclasses.replace(dataset, x_train=x, y_train=y, **inputs), weight[
+        0
+    ] if weight else None
+
+
+def _callbacks(task, log_dir, backup) -> list:
+    """The callbacks that measure, stop and report; those that come first add to the logs."""
+    experiment, dataset, found = task.experiment, task.dataset, []
+    if experiment.test_every is not None:
+        test = (dataset.x_test, dataset.y_test)
+        found.append(Curve(TEST, *test, experiment, experiment.test_every))
+    if dataset.y_validation is not None:
+        found.append(Curve(VALIDATION, dataset.x_validation, dataset.y_validation, experiment))
+        found.append(validation.ValidationStop(experiment, backup))
+    if experiment.private:
+        found.append(PrivacyProgress(experiment.delta, experiment.guarantee, experiment.adjacency))
+        if log_dir is not None:
+            found.append(PrivacyTensorBoard(log_dir, experiment.delta, experiment.adjacency))
+    elif log_dir is not None:
+        found.append(keras.callbacks.TensorBoard(log_dir, write_graph=False))
+    return found
+
+
+def _train_data(task):
+    if task.experiment.private:
+        return task.lots
+    dataset = task.lots.as_dataset()
+    return dataset.map(_weigh_every_label) if task.dataset.y_train.ndim > 1 else dataset
 
 
 def _weigh_every_label(x, y, weight):
@@ -316,9 +334,37 @@ def _weigh_every_label(x, y, weight):
     return x, y, keras.ops.broadcast_to(weight[:, None], keras.ops.shape(y))
 
 
+def _is_over(epochs, experiment) -> bool:
+    return experiment.validation_split is not None and validation.is_over(epochs, experiment)
+
+
+def _finished_runs(task, planned, epochs) -> tuple[Run, ...]:
+    """The runs of the trained weights; makes the weights those of the release."""
+    experiment, model = task.experiment, task.model
+    if experiment.private and _is_over(epochs, experiment):
+        # fit() has counted what was left of it; the rest of an epoch would have been a fit of its own.
+        model.privacy.count_left_out(max(0, task.steps - model.privacy.ledger.runs[-1].steps))
+    if experiment.private and experiment.release == "mu":
+        model.optimizer.release_means(model.trainable_variables)
+    if not _is_finite(task):
+        raise Diverged(
+            "The model's output is not a finite number after training: it diverged; lower "
+            "--learning_rate."
+        )
+    if experiment.private:
+        return tuple(model.privacy.ledger.runs)
+    if experiment.validation_split is not None:  # it may have ended early
+        planned = planned.with_steps(int(model.optimizer.iterations.numpy()))
+    return (planned,)
+
+
+def _is_finite(task) -> bool:
+    rows = keras.tree.map_structure(operator.itemgetter(slice(64)), task.dataset.x_test)
+    return bool(np.isfinite(task.model.predict(rows, verbose=0)).all())
+
+
 def _released(prepared, experiment):
     """Returns the whole network with the ledger and the optimizer of the part that was trained."""
-    prepared.check_release()
     whole, part = prepared.whole, prepared.model
     if experiment.private:
         make_private(whole, engine=experiment.engine)
@@ -326,53 +372,15 @@ def _released(prepared, experiment):
     return whole
 
 
-def _total_steps(experiment, lots) -> int:
-    if experiment.steps is not None:
-        return experiment.steps
-    return max(1, round(experiment.epochs * lots.steps_per_epoch))
-
-
-def _fit(model, train_data, steps, per_epoch, callbacks, backup, over, **options) -> dict:
-    """Trains exactly `steps` steps: whole epochs, then one short epoch for the rest.
-
-    It ends sooner where `over(epochs)` says so.
-
-    Returns:
-        For each epoch, the values of Keras' metrics by name.
-    """
-    epochs = {}
-    with contextlib.ExitStack() as stack:
-        behind = 0
-        if isinstance(backup, PlainBackup):
-            behind = stack.enter_context(backup.attached(model, steps))
-            epochs |= backup.epochs
-        # The callback of a private training goes on where it was in each of the fits.
-        for first, number, length in parts(steps, per_epoch, behind):
-            if over(epochs):
-                break
-            part = model.fit(
-                train_data,
-                initial_epoch=first,
-                epochs=first + number,
-                steps_per_epoch=length,
-                callbacks=callbacks if backup is None else [*callbacks, backup],
-                **options,
-            )
-            for name, values in part.history.items():
-                for epoch, value in zip(part.epoch, values, strict=True):
-                    epochs.setdefault(epoch, {})[name] = value
-        if isinstance(backup, PlainBackup):
-            epochs = backup.epochs | epochs
-    return {epoch: epochs[epoch] for epoch in sorted(epochs)}
+def _trained_on(experiment) -> dict[str, str]:
+    """The data set and the mechanism, and the public examples, which shape the weights, too."""
+    found = {"dataset": experiment.dataset, "mechanism": experiment.mechanism}
+    if experiment.takes_public_data:
+        found["public_data"] = experiment.public_data or PUBLIC[experiment.dataset]
+    return found
 
 
 def _by_name(epochs) -> dict:
     """The values of each metric; NaN for an epoch that lacks it."""
     names = dict.fromkeys(name for logs in epochs.values() for name in logs)
     return {name: [logs.get(name, math.nan) for logs in epochs.values()] for name in names}
-
-
-def _check_finite(model, x, when):
-    first = keras.tree.map_structure(operator.itemgetter(slice(64)), x)
-    if not np.isfinite(model.predict(first, verbose=0)).all():
-        raise FloatingPointError(f"The model's output is not a finite number {when}.")

@@ -7,6 +7,7 @@ are a function of that example and of public weights, so the guarantee is that o
 """
 
 import dataclasses
+import itertools
 import math
 
 import keras
@@ -72,12 +73,28 @@ def in_parts(model: keras.Model) -> Parts | None:
     """
     if not is_graph_of_layers(model) or len(model.inputs) != 1 or len(model.outputs) != 1:
         return None
+    if len(model.layers) == 1 and isinstance(model.layers[0], PublicExamples):
+        return _with_public_examples(model, model.layers[0])
     if isinstance(model, keras.Sequential):
-        first = model.layers[0]
-        if len(model.layers) == 1 and isinstance(first, PublicExamples):
-            return _with_public_examples(model, first)
-        return _of_sequential(model)
-    return _of_functional(model)
+        model = keras.Model(model.inputs[0], model.outputs[0], name=model.name)
+    uses = [uses_of(operation) for operation in model.operations]
+    if any(len(use) != 1 for use in uses):
+        return None  # a layer that is used twice has outputs in both parts
+    alike = itertools.takewhile(_is_alike_layer, model.operations)
+    for end in range(len([*alike]), 0, -1):
+        made = {id(t) for operation in model.operations[:end] for t in _tensors(operation.output)}
+        taken = {id(t): t for use in uses[end:] for t in _tensors(use)}
+        crossing = [t for key, t in taken.items() if key in made]
+        if not any(operation.weights for operation in model.operations[:end]):
+            return None
+        if len(crossing) == 1:
+            beginning = keras.Model(model.inputs[0], crossing[0])
+            return Parts(beginning, keras.Model(crossing[0], model.outputs[0], name=model.name))
+    return None
+
+
+def _is_alike_layer(operation) -> bool:
+    return isinstance(operation, keras.Layer) and is_alike(operation)
 
 
 def is_alike(layer) -> bool:
@@ -93,58 +110,20 @@ def is_alike(layer) -> bool:
     return isinstance(layer, _ALIKE)
 
 
-def _of_sequential(model) -> Parts | None:
-    layers = model.layers
-    count = next((i for i, layer in enumerate(layers) if not is_alike(layer)), len(layers))
-    beginning, rest = layers[:count], layers[count:]
-    if not rest or not any(layer.weights for layer in beginning):
-        return None
-    inputs = model.inputs[0]
-    first = keras.Sequential([keras.Input(inputs.shape[1:], dtype=inputs.dtype), *beginning])
-    features = first.outputs[0]
-    shape = keras.Input(features.shape[1:], dtype=features.dtype)
-    return Parts(first, keras.Sequential([shape, *rest], name=model.name))
-
-
 def _with_public_examples(model, examples) -> Parts | None:
-    if examples.statistics != "example" or not is_graph_of_layers(examples.network):
+    if examples.statistics != "example":
         return None  # with the statistics of a lot, features would depend on the lot
-    sequential = isinstance(examples.network, keras.Sequential)
-    parts = (_of_sequential if sequential else _of_functional)(examples.network)
+    parts = in_parts(examples.network)
     if parts is None:
         return None
-    inputs = model.inputs[0]
     first = PublicExamples(parts.beginning, examples.examples)
-    beginning = keras.Sequential([keras.Input(inputs.shape[1:], dtype=inputs.dtype), first])
     rest = PublicExamples(parts.rest, first.public_outputs())
     shape = keras.Input(parts.rest.inputs[0].shape[1:])
-    return Parts(beginning, keras.Sequential([shape, rest], name=model.name))
-
-
-def _of_functional(model) -> Parts | None:
-    operations = model.operations
-    uses = [uses_of(operation) for operation in operations]
-    if any(len(use) != 1 for use in uses):
-        return None  # a layer that is used twice has outputs in both parts
-    count = next(
-        (
-            i
-            for i, operation in enumerate(operations)
-            if not (isinstance(operation, keras.Layer) and is_alike(operation))
-        ),
-        0,
+    given = model.inputs[0]
+    return Parts(
+        keras.Sequential([keras.Input(given.shape[1:], dtype=given.dtype), first]),
+        keras.Sequential([shape, rest], name=model.name),
     )
-    taken = [{id(t): t for t in _tensors(use)} for use in uses]
-    for end in range(count, 0, -1):
-        made = {id(t) for operation in operations[:end] for t in _tensors(operation.output)}
-        crossing = {key: t for each in taken[end:] for key, t in each.items() if key in made}
-        if not any(operation.weights for operation in operations[:end]):
-            return None
-        if len(crossing) == 1:
-            (features,) = crossing.values()
-            beginning = keras.Model(model.inputs[0], features)
-            return Parts(beginning, keras.Model(features, model.outputs[0], name=model.name))
-    return None
 
 
 def _tensors(structure) -> list:
@@ -154,38 +133,18 @@ def _tensors(structure) -> list:
 def fits(parts: Parts, dataset: Dataset) -> bool:
     """Whether the features of a data set are small enough to be kept in memory."""
     each = math.prod(parts.rest.inputs[0].shape[1:])
-    return 4 * each * (len(dataset.y_train) + len(dataset.y_test)) <= _LARGEST
+    labels = (dataset.y_train, dataset.y_test, dataset.y_validation)
+    return 4 * each * sum(len(y) for y in labels if y is not None) <= _LARGEST
 
 
 def as_features(parts: Parts, dataset: Dataset) -> Dataset:
     """Returns the data set with the features of its examples in place of the examples."""
+    inputs = {name: getattr(dataset, name) for name in ("x_train", "x_test", "x_validation")}
     return dataclasses.replace(
         dataset,
-        x_train=_predicted(parts.beginning, dataset.x_train),
-        x_test=_predicted(parts.beginning, dataset.x_test),
+        **{n: _predicted(parts.beginning, x) for n, x in inputs.items() if x is not None},
         input_shape=tuple(parts.rest.inputs[0].shape[1:]),
     )
-
-
-def check_alike(model: keras.Model, rest: keras.Model, x: np.ndarray, features: np.ndarray) -> None:
-    """Refuses a release whose logits are not those of the part that was trained.
-
-    Args:
-        model: the whole network.
-        rest: the part that was trained, with the same weights.
-        x: a few examples.
-        features: the features of these examples.
-
-    Raises:
-        RuntimeError: the logits differ by more than rounding.
-    """
-    whole, part = _predicted(model, x), _predicted(rest, features)
-    scale = max(1.0, float(np.abs(part).max()))
-    if not np.allclose(whole / scale, part / scale, atol=1e-3):
-        raise RuntimeError(
-            "Expected the whole network to give the logits of the part that was trained on features. "
-            f"Found a difference of {np.abs(whole - part).max():.3g}. Train with --nocache_features."
-        )
 
 
 def _predicted(model, x) -> np.ndarray:

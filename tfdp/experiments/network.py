@@ -3,12 +3,11 @@
 import dataclasses
 
 import keras
-import numpy as np
 
 from tfdp import data, models
 from tfdp.data.datasets import kind_of
 from tfdp.experiments.conditions import PRIVATE_BATCH, WORD_MODELS, split_note
-from tfdp.experiments.features import Parts, as_features, check_alike, fits, in_parts
+from tfdp.experiments.features import as_features, fits, in_parts
 from tfdp.experiments.public_data import public_examples
 from tfdp.experiments.settings import Experiment
 from tfdp.experiments.start import Start, begin
@@ -52,7 +51,6 @@ class Prepared:
         whole: the network that is released; it shares the weights of `model`, or is `model`.
         start: where the training starts.
         notes: sentences about the data and the network for the record and the model card.
-        inputs: a few test examples as the whole network takes them.
     """
 
     model: keras.Model
@@ -60,17 +58,11 @@ class Prepared:
     whole: keras.Model
     start: Start
     notes: tuple[str, ...]
-    inputs: np.ndarray | None = None
 
     @property
     def cached(self) -> bool:
         """Whether the model is trained on features of a frozen beginning."""
         return self.whole is not self.model
-
-    def check_release(self) -> None:
-        """Raises RuntimeError if the released network does not give the logits of the trained part."""
-        if self.cached:
-            check_alike(self.whole, self.model, self.inputs, self.dataset.x_test[:64])
 
 
 def prepare(
@@ -117,23 +109,12 @@ def prepare(
         parts = in_parts(model)
     if parts is None or not fits(parts, dataset):
         return Prepared(model, dataset, model, start, tuple(notes))
-    notes.append(_cached_note(parts))
-    return Prepared(
-        parts.rest,
-        as_features(parts, dataset),
-        model,
-        start,
-        tuple(notes),
-        dataset.x_test[:64],
-    )
-
-
-def _cached_note(parts: Parts) -> str:
     shape = "x".join(map(str, parts.rest.inputs[0].shape[1:]))
-    return (
+    notes.append(
         f"The outputs of the frozen beginning ({shape} numbers of each example) were computed once, "
         "and the rest was trained on them."
     )
+    return Prepared(parts.rest, as_features(parts, dataset), model, start, tuple(notes))
 
 
 def _public_data(experiment):

@@ -15,10 +15,6 @@ from tfdp.experiments.command_line import Point
 from tfdp.experiments.parsing import in_flags
 
 
-class NotBegun(Exception):
-    """The sweep ended before this point."""
-
-
 def train_points(
     points: Sequence[Point], folder: Path, train: Callable[[Point, Path], object]
 ) -> int:
@@ -42,18 +38,18 @@ def train_points(
             return 0 if _train(train, point, folder) is None else 2
         except KeyboardInterrupt as interruption:
             return console.interrupted(interruption)
-    errors, status = [], 0
+    endings, status = [], 0
     for number, point in enumerate(points, 1):
         print(f"\nPoint {number} of {len(points)}: {point.name}", flush=True)
         try:
-            errors.append(_train_next(train, point, folder / point.name))
+            error = _train_next(train, point, folder / point.name)
         except KeyboardInterrupt as interruption:
             status = console.interrupted(interruption)
-            errors.append(interruption)
-            errors += [NotBegun()] * (len(points) - len(errors))
+            endings += ["interrupted"] + ["not begun"] * (len(points) - number)
             break
-    print_summary(points, errors, folder, console.console())
-    return status or (0 if errors == [None] * len(points) else 2)
+        endings.append("failed" if error else None)
+    print_summary(points, endings, folder, console.console())
+    return status or (2 if any(endings) else 0)
 
 
 def _train_next(train, point, folder) -> Exception | None:
@@ -97,55 +93,42 @@ def _forget_models() -> None:
 
 
 def print_summary(
-    points: Sequence[Point],
-    errors: Sequence[BaseException | None],
-    folder: Path,
-    to: Console | None = None,
+    points: Sequence[Point], endings: Sequence[str | None], folder: Path, to: Console
 ) -> None:
     """Prints one table of all points: the swept values, test accuracy and both epsilons.
 
     Args:
         points: the points that were trained.
-        errors: for each point its error, or what interrupted it, or `NotBegun`, or None if it
-            succeeded and wrote its run.json.
+        endings: for each point how it ended otherwise, or None if it wrote its run.json.
         folder: the folder that holds the folders of the points.
-        to: the console to print to; by default the terminal.
+        to: the console to print to.
     """
     table = Table(title="Sweep", title_justify="left", pad_edge=False)
     for name in points[0].values:
         table.add_column(name)
     for name in ("test accuracy", "claimed epsilon", "proven epsilon"):
         table.add_column(name, justify="right")
-    for point, error in zip(points, errors, strict=True):
-        if error is not None:
-            how = {NotBegun: "not begun", KeyboardInterrupt: "interrupted"}
-            ended = [
-                next((word for kind, word in how.items() if isinstance(error, kind)), "failed")
-            ]
-            ended += ["", ""]
-        else:
+    private = []  # (experiment, record) of the points that spent some privacy
+    for point, ending in zip(points, endings, strict=True):
+        ended = [ending, "", ""]
+        if ending is None:
             record = json.loads((folder / point.name / "run.json").read_text())
             ended = [f"{100 * record['test_accuracy']:.2f}%"]
             ended += [_epsilon(record[kind]["epsilon"]) for kind in ("claimed", "proven")]
+            private += [(point.experiment, record)] * point.experiment.private
         table.add_row(*point.values.values(), *ended)
-    to = to or Console()
     to.print("", table)
-    if said := _together(points, errors, folder):
+    if said := _together(private):
         to.print(said)
 
 
-def _together(points, errors, folder) -> str:
-    """What all trainings of a sweep cost together: whoever chooses among them releases all."""
+def _together(private) -> str:
+    """The cost of all trainings of a sweep together: whoever chooses among them releases all."""
     from tfdp.accounting import Run, proven_composition
     from tfdp.accounting.guarantee import format_epsilon
 
-    runs, kinds = [], set()
-    for point, error in zip(points, errors, strict=True):
-        if error is None and point.experiment.private:
-            experiment = point.experiment
-            record = json.loads((folder / point.name / "run.json").read_text())
-            runs += [Run.from_dict(run) for run in record["runs"]]
-            kinds.add((experiment.dataset, experiment.delta, experiment.adjacency))
+    kinds = {(of.dataset, of.delta, of.adjacency) for of, _ in private}
+    runs = [Run.from_dict(run) for _, record in private for run in record["runs"]]
     if len(kinds) != 1 or len(runs) < 2:
         return ""
     (_, delta, adjacency) = kinds.pop()

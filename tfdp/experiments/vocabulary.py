@@ -5,7 +5,6 @@ Nothing is learned from the private texts. A vocabulary built from them would be
 them. So a hash depends on the word alone, and a file, which must come from public text, is used whole.
 """
 
-import dataclasses
 import itertools
 import os
 import re
@@ -64,24 +63,6 @@ def _rows(texts, id_of, length) -> np.ndarray:
     return rows
 
 
-@dataclasses.dataclass(frozen=True)
-class Vectors:
-    """Public words and their vectors.
-
-    Attributes:
-        words: different words, in lower case, in the order of the file.
-        table: float32 array of shape (words, width), a row for each word.
-    """
-
-    words: tuple[str, ...]
-    table: np.ndarray
-
-    @property
-    def width(self) -> int:
-        """The length of a vector."""
-        return self.table.shape[1]
-
-
 def read_words(path: str | os.PathLike, limit: int | None = None) -> tuple[str, ...]:
     """Reads a list of words: the first word of each line, so that a file of vectors will do as well.
 
@@ -101,7 +82,9 @@ def read_words(path: str | os.PathLike, limit: int | None = None) -> tuple[str, 
     return tuple(itertools.islice(words, limit))
 
 
-def read_vectors(path: str | os.PathLike, limit: int | None = None) -> Vectors:
+def read_vectors(
+    path: str | os.PathLike, limit: int | None = None
+) -> tuple[tuple[str, ...], np.ndarray]:
     """Reads word vectors in GloVe's text format: in each line a word and its numbers, after spaces.
 
     A first line of two numbers (how many words and how wide, as word2vec writes it) is passed over.
@@ -110,6 +93,9 @@ def read_vectors(path: str | os.PathLike, limit: int | None = None) -> Vectors:
     Args:
         path: a UTF-8 text file.
         limit: the number of words that are read at most; None reads all.
+
+    Returns:
+        (words in the order of the file, float32 array of shape (words, width)).
 
     Raises:
         ValueError: the file cannot be read or holds no vector, the vectors differ in length, or a
@@ -137,7 +123,7 @@ def read_vectors(path: str | os.PathLike, limit: int | None = None) -> Vectors:
             break
     if not found:
         raise ValueError(f"Expected word vectors in {path}. Found an empty file.")
-    return Vectors(tuple(found), np.stack([*found.values()]))
+    return tuple(found), np.stack([*found.values()])
 
 
 def _lines(path):

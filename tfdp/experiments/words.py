@@ -1,6 +1,7 @@
 """Turns the texts of a data set into rows of ids, and puts the vectors of the words into a network."""
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from tfdp import data
 from tfdp.experiments.conditions import DRAWN_EMBEDDINGS, WORD_MODELS
-from tfdp.experiments.result_files import digest
+from tfdp.experiments.result_folder import digest
 from tfdp.experiments.settings import Experiment
 from tfdp.experiments.vocabulary import (
     UNKNOWN,
@@ -54,55 +55,47 @@ def words_of(experiment: Experiment) -> Words:
     """
     length, limit = experiment.sequence_length, experiment.vocabulary_size
     width = experiment.embedding_width or WORD_MODELS[experiment.model] or _WIDTH
-    table, listed = None, None
+    table = listed = None
     if experiment.embeddings not in DRAWN_EMBEDDINGS:
         path = os.path.expanduser(experiment.embeddings)
-        vectors = read_vectors(path, limit)
-        needed = WORD_MODELS[experiment.model]
-        if needed is not None and vectors.width != needed:
-            raise ValueError(
-                f"Expected vectors of {needed} numbers with --model={experiment.model}. Found "
-                f"{vectors.width} in {path}. Use another file, or another --model."
-            )
-        listed, width = vectors.words, vectors.width
-        table = np.zeros((UNKNOWN + 1 + len(listed), width), np.float32)
-        table[UNKNOWN + 1 :] = vectors.table
-        vectors_note = (
+        listed, table = _vectors_of(experiment, path)
+        width = table.shape[1]
+        vectors = (
             f"The vectors of words are those of {_named(path)}, frozen; that of padding and of other "
             "words is zero."
         )
     elif experiment.embeddings == "frozen":
-        vectors_note = f"The vectors of words are random, {width} numbers each, and frozen."
+        vectors = f"The vectors of words are random, {width} numbers each, and frozen."
     else:
-        vectors_note = f"The vectors of words, {width} numbers each, are trained with the network."
+        vectors = f"The vectors of words, {width} numbers each, are trained with the network."
     if experiment.vocabulary is not None:
         path = os.path.expanduser(experiment.vocabulary)
         listed = read_words(path, limit)
     if listed is None:
         size = limit or _BUCKETS
+        rows = functools.partial(hash_tokens, num_buckets=size, length=length)
         note = f"Words have one of {size - 1:,} ids by a fixed public hash (CRC-32)."
-
-        def rows(texts):
-            return hash_tokens(texts, num_buckets=size, length=length)
     else:
         size = UNKNOWN + 1 + len(listed)
+        rows = functools.partial(look_up_tokens, words=listed, length=length)
         note = (
             f"The vocabulary is {len(listed):,} words of {_named(path)}, which is declared to come "
             "from public text; all other words have one id."
         )
+    note += f" Of every text, the first {length} words and marks are used."
+    return Words(size, width, experiment.embeddings == "trained", rows, table, (note, vectors))
 
-        def rows(texts):
-            return look_up_tokens(texts, listed, length=length)
 
-    cut = f"Of every text, the first {length} words and marks are used."
-    return Words(
-        size,
-        width,
-        experiment.embeddings == "trained",
-        rows,
-        table,
-        (f"{note} {cut}", vectors_note),
-    )
+def _vectors_of(experiment, path) -> tuple[tuple[str, ...], np.ndarray]:
+    """The words of a file and a table of vectors, with zeros for padding and for other words."""
+    listed, vectors = read_vectors(path, experiment.vocabulary_size)
+    needed = WORD_MODELS[experiment.model]
+    if needed not in (None, vectors.shape[1]):
+        raise ValueError(
+            f"Expected vectors of {needed} numbers with --model={experiment.model}. Found "
+            f"{vectors.shape[1]} in {path}. Use another file, or another --model."
+        )
+    return listed, np.pad(vectors, ((UNKNOWN + 1, 0), (0, 0)))
 
 
 def in_words(dataset: data.Dataset, words: Words) -> data.Dataset:

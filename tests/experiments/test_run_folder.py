@@ -1,6 +1,8 @@
 """A result appears whole or not at all, is replaced with overwrite only, and can be resumed."""
 
+import os
 import pathlib
+import signal
 import subprocess
 import sys
 
@@ -9,14 +11,9 @@ import pytest
 from tests.experiments.killed_commits import FAILED, KILLED, REFUSED
 from tests.experiments.result_helpers import Crash, keep_state, make, names, state
 from tfdp.experiments import Experiment
-from tfdp.experiments.result_folder import (
-    ResultBusy,
-    ResultError,
-    ResultExists,
-    ResultFolder,
-    new_folder,
-)
-from tfdp.experiments.unfinished import settings_of
+from tfdp.experiments.finished import settings_of
+from tfdp.experiments.result_folder import ResultError, main
+from tfdp.experiments.run_folder import ResultBusy, RunFolder, new_folder, numbered
 
 # -- whole or not at all -------------------------------------------------------------------------
 
@@ -39,14 +36,14 @@ def check_kills(folder, mode, stride):
     before, seen = "old" if mode == "over" else None, []
     for target, _ in scenarios:
         seen.append(state(target))
-        if mode == "state" and seen[-1] is None:
-            with ResultFolder(target) as opened:
-                assert opened.goes_on
         if mode == "over" and seen[-1] is None:  # between two renames
-            with pytest.raises(KeyboardInterrupt), ResultFolder(target, overwrite=True):
+            with pytest.raises(KeyboardInterrupt), RunFolder(target, overwrite=True):
                 raise KeyboardInterrupt
             seen[-1] = state(target)  # the next process brought it back
-        make(target, "new", overwrite=True, stateful=mode == "state")
+        resumable = RunFolder(target).resumable
+        # Before the training began, or after its result was put in place, there is nothing to resume.
+        assert not (resumable and seen[-1] == "new")
+        make(target, "new", overwrite=True)
         assert state(target) == "new" and names(target.parent) == ["r"]
     assert [which for k, which in enumerate(seen) if not k or which != seen[k - 1]] == [
         before,
@@ -60,13 +57,13 @@ def test_a_kill_leaves_the_old_or_the_new_result(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["new", "over", "state"])
+@pytest.mark.parametrize("mode", ["new", "over"])
 def test_a_kill_at_any_operation_leaves_the_old_or_the_new_result(tmp_path, mode):
     check_kills(tmp_path, mode, 1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["new", "over", "state"])
+@pytest.mark.parametrize("mode", ["new", "over"])
 def test_a_full_disk_at_any_operation_leaves_the_old_or_the_new_result(tmp_path, mode):
     count = len(disturbed(tmp_path / "kill", mode, "kill"))
     scenarios = disturbed(tmp_path / "fail", mode, "fail", count=count)
@@ -74,8 +71,8 @@ def test_a_full_disk_at_any_operation_leaves_the_old_or_the_new_result(tmp_path,
     before = "old" if mode == "over" else None
     for target, code in scenarios:
         assert state(target) == ("new" if code == 0 else before)
-        make(target, "new", overwrite=True, stateful=mode == "state")
-        assert state(target) == "new"
+        make(target, "new", overwrite=True)
+        assert state(target) == "new" and names(target.parent) == ["r"]
 
 
 @pytest.mark.parametrize("earlier", [False, True])
@@ -83,98 +80,131 @@ def test_a_block_that_raises_leaves_what_was_there(tmp_path, earlier):
     target = tmp_path / "r"
     if earlier:
         make(target, "old")
-    with pytest.raises(KeyboardInterrupt), ResultFolder(target, overwrite=True):
+    with pytest.raises(KeyboardInterrupt), RunFolder(target, overwrite=True):
         raise KeyboardInterrupt
     assert names(tmp_path) == (["r"] if earlier else [])
     assert state(target) == ("old" if earlier else None)
 
 
+def test_an_interruption_waits_until_the_result_is_in_place(tmp_path, monkeypatch):
+    make(tmp_path / "r", "old")
+    rename = os.rename
+
+    def interrupted(source, target):
+        rename(source, target)
+        if target.endswith("previous"):  # the second renaming is still to come
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("tfdp.experiments.run_folder.os.rename", interrupted)
+        make(tmp_path / "r", "new", overwrite=True)
+    assert state(tmp_path / "r") == "new" and names(tmp_path) == ["r"]
+
+
 def test_a_finished_result_needs_overwrite(tmp_path):
     make(tmp_path / "r", "old")
-    with pytest.raises(ResultExists, match="--overwrite"):
-        ResultFolder(tmp_path / "r").__enter__()
+    with pytest.raises(ResultError, match="--overwrite"):
+        RunFolder(tmp_path / "r").__enter__()
     make(tmp_path / "r", "new", overwrite=True)
     assert state(tmp_path / "r") == "new" and names(tmp_path) == ["r"]
 
 
-def test_a_folder_with_other_files_is_not_replaced(tmp_path):
+def test_a_folder_that_is_no_result_is_not_replaced(tmp_path):
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "thesis.tex").touch()
     (tmp_path / "file").touch()
     for name in ("project", "file"):
         with pytest.raises(ResultError):
-            ResultFolder(tmp_path / name, overwrite=True).__enter__()
+            RunFolder(tmp_path / name, overwrite=True).__enter__()
     assert names(tmp_path) == ["file", "project"] and names(tmp_path / "project") == ["thesis.tex"]
 
 
 def test_one_process_at_a_time_makes_a_result(tmp_path):
-    with ResultFolder(tmp_path / "r"), pytest.raises(ResultBusy):
-        ResultFolder(tmp_path / "r").__enter__()
+    with RunFolder(tmp_path / "r"), pytest.raises(ResultBusy):
+        RunFolder(tmp_path / "r").__enter__()
     make(tmp_path / "r", "new")
     assert state(tmp_path / "r") == "new"
 
 
-def test_too_little_space_is_refused_before_the_training(tmp_path):
-    with ResultFolder(tmp_path / "r") as folder:
-        folder.check_space(1000)
-        with pytest.raises(ResultError, match="free space"):
-            folder.check_space(10**18)
+def test_a_process_whose_folder_was_removed_does_not_disturb_the_next_one(tmp_path):
+    with RunFolder(tmp_path / "r") as first:
+        first.begin({})
+        (tmp_path / "r.unfinished").rename(tmp_path / "away")
+        with RunFolder(tmp_path / "r") as second:
+            second.begin({})
+            for write in (lambda: first.begin({}), lambda: first.commit({}, "", lambda path: None)):
+                with pytest.raises(ResultError, match="removed"):
+                    write()
+            assert second.resumable
+        assert names(tmp_path / "r.unfinished" / "result") == []
+    assert names(tmp_path) == ["away", "r.unfinished"]
 
 
 def test_numbers_continue_after_the_largest_that_is_taken(tmp_path):
     for name in ("a_2_b", "ab_007"):
         (tmp_path / name).mkdir()
     assert new_folder(tmp_path / "a") == str(tmp_path / "a_001")
-    leave(tmp_path / "a", numbered=True)  # its state is kept under the number 2
+    leave(numbered(tmp_path / "a"))  # its state is kept under the number 2
     (tmp_path / "a_041").mkdir()
-    folders = [ResultFolder(tmp_path / "a", numbered=True) for _ in range(2)]
+    (tmp_path / "a_017.unfinished" / "backup").mkdir(parents=True)  # its process died at its end
+    folders = [RunFolder(numbered(tmp_path / "a")) for _ in range(2)]
     with folders[0], folders[1]:
         assert [folder.path for folder in folders] == [
             str(tmp_path / f"a_{n:03}") for n in (42, 43)
         ]
-    with ResultFolder(tmp_path / "a_002") as folder:
-        assert folder.goes_on
+    assert "a_017.unfinished" not in names(tmp_path)
+    assert RunFolder(tmp_path / "a_002").resumable
+
+
+def test_damaged_results_are_told(tmp_path, capsys):
+    make(tmp_path / "r", "new")
+    assert main(["check", str(tmp_path / "r")]) == 0
+    (tmp_path / "r" / "model.keras").write_text("another")
+    assert main(["check", str(tmp_path / "r"), str(tmp_path)]) == 1
+    said = capsys.readouterr()
+    assert "whole" in said.out and "model.keras was changed" in said.err and "no result" in said.err
+    assert main([]) == 2
 
 
 # -- unfinished trainings ------------------------------------------------------------------------
 
 
-def leave(path, **options):
+def leave(path):
     """Leaves what a training leaves that fails after its first state."""
-    with pytest.raises(Crash), ResultFolder(path, **options) as folder:
+    with pytest.raises(Crash), RunFolder(path) as folder:
+        folder.begin({"which": "new"})
         keep_state(folder, "new")
-        (pathlib.Path(folder.log_dir)).mkdir()
-        (pathlib.Path(folder.log_dir) / "events.out.tfevents.0").touch()
         raise Crash
 
 
 def test_a_training_that_fails_is_resumed_and_leaves_no_secrets(tmp_path):
     leave(tmp_path / "r")
-    assert (tmp_path / "r.secret").stat().st_mode & 0o777 == 0o700
-    with ResultFolder(tmp_path / "r") as folder:
-        assert folder.goes_on and names(folder.log_dir) == ["events.out.tfevents.0"]
-    make(tmp_path / "r", "new", stateful=True)
+    leave(tmp_path / "r")
+    assert (tmp_path / "r.unfinished").stat().st_mode & 0o777 == 0o700
+    with RunFolder(tmp_path / "r") as folder:
+        assert folder.resumable and names(folder.log_dir) == ["events.out.tfevents.1"]
+        folder.begin({"which": "new"})
+        assert folder.restarts == 2
+    make(tmp_path / "r", "new")
     assert names(tmp_path) == ["r"]
-    with ResultFolder(tmp_path / "r", overwrite=True) as folder:
-        assert not folder.goes_on
+    with RunFolder(tmp_path / "r", overwrite=True) as folder:
+        assert not folder.resumable
 
 
-def test_a_training_that_fails_before_its_first_state_leaves_nothing(tmp_path):
-    with pytest.raises(Crash), ResultFolder(tmp_path / "r") as folder:
-        folder.checkpoints({})
+def test_a_training_that_fails_before_it_begins_leaves_nothing(tmp_path):
+    with pytest.raises(Crash), RunFolder(tmp_path / "r") as folder:
+        folder.check_settings({})
         raise Crash
     assert names(tmp_path) == []
 
 
 def test_a_training_can_be_discarded(tmp_path):
     leave(tmp_path / "r")
-    with ResultFolder(tmp_path / "r", resume=False) as folder:
-        folder.checkpoints({"which": "other"})
-        assert not (folder.goes_on or folder.holds_state)
-    leave(tmp_path / "s")
-    with ResultFolder(tmp_path / "s") as folder:
-        folder.checkpoints({"which": "new"})
-        folder.abandon()
+    with RunFolder(tmp_path / "r") as folder:
+        folder.discard()
+        folder.begin({"which": "other"})
+        assert not os.path.exists(folder.backup)
+        folder.discard()
     assert names(tmp_path) == []
 
 
@@ -188,23 +218,22 @@ def test_a_training_can_be_discarded(tmp_path):
 )
 def test_a_training_is_resumed_with_its_own_settings_only(tmp_path, name, changes):
     settings = settings_of(Experiment(noise_multiplier=4.0))
-    with pytest.raises(Crash), ResultFolder(tmp_path / "r") as folder:
-        backup = folder.checkpoints(settings)
-        (pathlib.Path(backup) / "state").touch()
+    with pytest.raises(Crash), RunFolder(tmp_path / "r") as folder:
+        folder.begin(settings)
         raise Crash
     others = settings_of(Experiment(**{"noise_multiplier": 4.0} | changes))
     with (
-        pytest.raises(ResultError, match=f"--{name}="),
-        ResultFolder(tmp_path / "r") as folder,
+        pytest.raises(ResultError, match=f"--{name}=") as refused,
+        RunFolder(tmp_path / "r") as folder,
     ):
-        folder.checkpoints(others)
-    with ResultFolder(tmp_path / "r") as folder:  # nothing is lost
-        folder.checkpoints(settings)
-        assert folder.goes_on
+        folder.begin(others)
+    assert "--resume=never" in str(refused.value)
+    with RunFolder(tmp_path / "r") as folder:  # nothing is lost
+        assert folder.resumable
+        folder.begin(settings)
 
 
-def test_another_version_does_not_resume(tmp_path, monkeypatch):
-    leave(tmp_path / "r")
+def test_another_version_does_not_resume(monkeypatch):
+    settings = settings_of(Experiment(noise_multiplier=4.0))
     monkeypatch.setattr("tfdp.__version__", "99")
-    with pytest.raises(ResultError, match="99"), ResultFolder(tmp_path / "r") as folder:
-        keep_state(folder, "new")
+    assert settings_of(Experiment(noise_multiplier=4.0)) != settings

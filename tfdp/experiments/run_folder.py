@@ -1,0 +1,352 @@
+"""The folder of a run: its result, which appears whole, and before that the unfinished training.
+
+    NAME/               model.keras, run.json, model_card.md, tensorboard/
+    NAME.unfinished/    the training that makes NAME; only its owner may enter it
+        lock            locked while a process trains (the kernel releases it, however that ends)
+        settings.json   the settings of the training, and how often it was resumed
+        backup/         its state, with un-noised values: a secret
+        result/         becomes NAME by one renaming
+        previous/       the result that is being replaced
+
+`result/` is made when the training begins. With it, the same command resumes. `NAME.unfinished` without
+it has never begun, or its result is in place already: the next process discards it. An earlier result
+in `previous/` goes back to NAME as long as nothing is there.
+
+This module does not import TensorFlow.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+
+from absl import logging
+
+from tfdp._files import replaced_whole, sync_folder, sync_tree
+from tfdp._interruptions import Interruptions
+from tfdp.experiments.result_folder import (
+    CARD,
+    DIGESTS,
+    LOG,
+    MODEL,
+    RECORD,
+    ResultError,
+    digest,
+    is_result,
+)
+
+UNFINISHED = ".unfinished"
+_LOCK, _SETTINGS, _RESULT, _PREVIOUS = "lock", "settings.json", "result", "previous"
+_NEVER = "discard it with --resume=never: nothing of it may be released then"
+
+
+class ResultBusy(ResultError):
+    """Another process is making this result."""
+
+
+class RunFolder:
+    """Makes one result: `with RunFolder(path) as folder: ... folder.commit(...)`.
+
+    Entering locks `NAME.unfinished` for this process. Leaving without `commit` keeps a training that
+    has begun, and leaves an earlier result as it was.
+
+    Args:
+        path: the folder of the finished result.
+        overwrite: whether the result may replace an earlier result. No other folder is ever replaced.
+
+    Attributes:
+        path: absolute path of the result.
+        restarts: how often the training was resumed, from `begin` on.
+
+    Raises:
+        ResultError: entering, `begin` or `commit` is refused, or fails; `ResultBusy` is a subclass.
+
+    Example:
+        >>> import keras
+        >>> from tfdp.experiments import RunFolder, check
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> with RunFolder("runs/a") as folder:
+        ...     folder.begin({"steps": 3})
+        ...     folder.commit({"steps": 3}, card="# A model", save_model=model.save)
+        >>> check("runs/a")["steps"]
+        3
+    """
+
+    def __init__(self, path: str | os.PathLike, *, overwrite: bool = False):
+        self.path = os.path.abspath(path)
+        self.restarts = 0
+        self._overwrite = overwrite
+        self._lock: int | None = None  # descriptor of the locked file
+
+    @property
+    def unfinished(self) -> str:
+        """The folder of the unfinished training."""
+        return f"{self.path}{UNFINISHED}"
+
+    @property
+    def backup(self) -> str:
+        """The folder for the state of the training."""
+        return self._in("backup")
+
+    @property
+    def log_dir(self) -> str:
+        """The folder of TensorBoard's log, until `commit` moves it with the result."""
+        return self._in(_RESULT, LOG)
+
+    @property
+    def resumable(self) -> bool:
+        """Whether there is an unfinished training, which `begin` resumes."""
+        return os.path.isdir(self._in(_RESULT))
+
+    def check_settings(self, settings: Mapping) -> None:
+        """Raises ResultError if there is an unfinished training with other settings."""
+        if not self.resumable:
+            return
+        before, now = self._about()["settings"], json.loads(json.dumps(settings))
+        if names := [n for n in {**before, **now} if before.get(n) != now.get(n)]:
+            theirs, ours = (", ".join(f"{n}={s.get(n)}" for n in names) for s in (before, now))
+            raise ResultError(
+                f"The unfinished training in {self.unfinished} has other settings: {theirs}. Found "
+                f"{ours}. Give its settings to resume it, choose another folder, or {_NEVER}."
+            )
+
+    def begin(self, settings: Mapping) -> None:
+        """Begins a training, or resumes the unfinished one; call it before the first step.
+
+        Args:
+            settings: JSON-safe values by name, which have to stay the same when it is resumed.
+
+        Raises:
+            ResultError: the unfinished training has other settings, or nothing can be written.
+        """
+        self.check_settings(settings)
+        try:
+            self._check_lock(self._lock)
+            if self.resumable:
+                self.restarts = self._about()["restarts"] + 1
+                for name in set(os.listdir(self._in(_RESULT))) - {LOG}:  # of a commit that failed
+                    os.unlink(self._in(_RESULT, name))
+            with replaced_whole(self._in(_SETTINGS)) as partial, open(partial, "w") as file:
+                json.dump({"settings": dict(settings), "restarts": self.restarts}, file)
+            os.makedirs(self._in(_RESULT), exist_ok=True)
+            sync_folder(self.unfinished)
+        except OSError as error:
+            raise self._not_written(error) from error
+
+    def discard(self) -> None:
+        """Discards the unfinished training, of which nothing may be released then."""
+        self._restore_previous()
+        _remove(self._in(_RESULT))
+        for name in set(os.listdir(self.unfinished)) - {_LOCK}:
+            _remove(self._in(name))
+
+    def commit(self, record: Mapping, card: str, save_model: Callable[[str], object]) -> None:
+        """Writes the result of a training that has begun, and moves it to its place by one renaming.
+
+        The state of the training is discarded when the folder is left.
+
+        Args:
+            record: the content of run.json, JSON-safe; the digests are added to it.
+            card: the text of model_card.md.
+            save_model: a function that writes the model to the path that it is given.
+
+        Raises:
+            ResultError: the result could not be written. A training that has begun can be resumed, and
+                an earlier result is as it was.
+        """
+        try:
+            self._check_lock(self._lock)
+            save_model(self._in(_RESULT, MODEL))
+            with open(self._in(_RESULT, CARD), "w", encoding="utf-8") as file:
+                file.write(card)
+            digests = {key: digest(self._in(_RESULT, n)) for key, n in DIGESTS.items()}
+            with open(self._in(_RESULT, RECORD), "w") as file:
+                json.dump({**record, **digests}, file, indent=2, allow_nan=False)
+                file.write("\n")
+            sync_tree(self._in(_RESULT))
+            with Interruptions() as interruptions:
+                self._put_in_place()
+                if interruptions.number is not None:
+                    interruptions.end(f"The result is in its place: {self.path}.")
+        except OSError as error:
+            raise self._not_written(error) from error
+
+    def __enter__(self):
+        try:
+            self._check_target()
+            self._lock = _locked(self.unfinished)
+            try:
+                self._restore_previous()
+                self._check_target()  # another process may have finished meanwhile
+                if not self.resumable:
+                    self.discard()
+            except BaseException:
+                self._release()
+                raise
+        except OSError as error:
+            raise _no_place(self.path, error) from error
+        return self
+
+    def __exit__(self, *exception):
+        try:
+            self._release()
+        except (OSError, ResultError) as error:
+            logging.warning("What is left in %s was not removed: %s", self.unfinished, error)
+
+    def _release(self):
+        handle, self._lock = self._lock, None
+        try:
+            self._check_lock(handle)
+            if not self.resumable:
+                self.discard()
+                os.unlink(self._in(_LOCK))
+                with contextlib.suppress(OSError):  # the next process has the folder already
+                    os.rmdir(self.unfinished)
+        finally:
+            os.close(handle)
+
+    def _check_target(self):
+        """Raises ResultError if there is something at the final place that may not be replaced."""
+        if not os.path.lexists(self.path) or _is_empty_folder(self.path):
+            return
+        if os.path.islink(self.path) or not is_result(self.path):
+            raise ResultError(
+                f"{self.path} is no result, and is never replaced. Choose another folder."
+            )
+        if not self._overwrite:
+            discard_leftovers(self.path)
+            raise ResultError(
+                f"There is a finished result in {self.path}. Choose another folder, or say --overwrite "
+                "(in Python: overwrite=True) to replace it."
+            )
+
+    def _check_lock(self, handle):
+        if not _is_file(handle, self._in(_LOCK)):
+            raise ResultError(f"{self.unfinished} was removed or replaced while it was in use.")
+
+    def _put_in_place(self):
+        self._check_lock(self._lock)
+        self._check_target()
+        if os.path.lexists(self.path) and not _is_empty_folder(self.path):
+            os.rename(self.path, self._in(_PREVIOUS))
+        try:
+            os.rename(self._in(_RESULT), self.path)
+        except BaseException:
+            self._restore_previous()
+            raise
+        with contextlib.suppress(OSError):  # it is in its place, and on the disk sooner or later
+            sync_folder(os.path.dirname(self.path))
+
+    def _restore_previous(self):
+        if os.path.lexists(self._in(_PREVIOUS)) and not os.path.lexists(self.path):
+            os.rename(self._in(_PREVIOUS), self.path)
+            sync_folder(os.path.dirname(self.path))
+
+    def _about(self) -> dict:
+        try:
+            with open(self._in(_SETTINGS)) as file:
+                return json.load(file)
+        except (OSError, ValueError) as error:
+            raise ResultError(
+                f"{self._in(_SETTINGS)}: {error}. Restore it, or {_NEVER}."
+            ) from error
+
+    def _not_written(self, error) -> ResultError:
+        then = ""
+        if self.resumable:
+            then = " The training is kept: mend that, and run the same command again to resume it."
+        return ResultError(f"The result {self.path} could not be written: {error}.{then}")
+
+    def _in(self, *names) -> str:
+        return os.path.join(self.unfinished, *names)
+
+
+def _locked(folder) -> int:
+    """Makes a folder and locks it for this process; returns the descriptor of the lock."""
+    while True:
+        os.makedirs(folder, 0o700, exist_ok=True)
+        path = os.path.join(folder, _LOCK)
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        except FileNotFoundError:  # another process has just removed the folder
+            continue
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(handle)
+            if not isinstance(error, BlockingIOError):
+                raise
+            name = folder.removesuffix(UNFINISHED)
+            raise ResultBusy(
+                f"Another process is making {name}. Wait for it, or choose another folder."
+            ) from error
+        if _is_file(handle, path):  # else it was removed before it was locked
+            return handle
+        os.close(handle)
+
+
+def _is_file(handle, path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _is_empty_folder(path) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path) and not os.listdir(path)
+
+
+def _remove(path):
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
+        os.unlink(path)
+
+
+def discard_leftovers(path: str | os.PathLike) -> None:
+    """Discards what a process left that died right after it had put a result in its place."""
+    left = RunFolder(path)
+    if os.path.isdir(left.unfinished) and not left.resumable:
+        with contextlib.suppress(ResultError, OSError):  # another process, or another user, has it
+            left._lock = _locked(left.unfinished)
+            left._release()
+
+
+def numbered(base: str | os.PathLike) -> str:
+    """Reserves the path of a result, `base`_001, `base`_002, ..., after the largest number in use.
+
+    Raises:
+        ResultError: nothing can be written there.
+    """
+    parent, name = os.path.split(os.path.abspath(base))
+    pattern = re.compile(rf"({re.escape(name)}_(\d+))({re.escape(UNFINISHED)})?")
+    try:
+        os.makedirs(parent, exist_ok=True)
+        found = [*filter(None, map(pattern.fullmatch, os.listdir(parent)))]
+        for match in found:
+            discard_leftovers(os.path.join(parent, match[1]))
+        number = max((int(match[2]) for match in found), default=0)
+        while True:
+            number += 1
+            path = os.path.join(parent, f"{name}_{number:03}")
+            with contextlib.suppress(FileExistsError):  # another process has reserved it
+                os.mkdir(f"{path}{UNFINISHED}", 0o700)
+                if not os.path.lexists(path):
+                    return path
+                os.rmdir(f"{path}{UNFINISHED}")  # another process has finished it
+    except OSError as error:
+        raise _no_place(base, error) from error
+
+
+def new_folder(base: str | os.PathLike) -> str:
+    """Makes a `numbered` folder for several results; returns its path."""
+    with RunFolder(numbered(base)) as claimed:
+        os.mkdir(claimed.path)
+    return claimed.path
+
+
+def _no_place(path, error) -> ResultError:
+    return ResultError(f"No result can be written to {path}: {error}. Choose another folder.")
