@@ -3,7 +3,6 @@
 `main` is called in this process, except where a process or its exit status is the point.
 """
 
-import importlib.util
 import json
 import os
 import pathlib
@@ -38,12 +37,11 @@ def train(*arguments, **options):
 
 @pytest.fixture(scope="session")  # flags can be defined only once in a process
 def script():
-    """train.py as a module whose flags are parsed."""
-    spec = importlib.util.spec_from_file_location("train_script", ROOT / "train.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.FLAGS(["train.py"])
-    return module
+    """The module of the command, whose flags are parsed."""
+    from tfdp.experiments import main
+
+    main.FLAGS(["train.py"])
+    return main
 
 
 def call(script, *arguments):
@@ -188,7 +186,7 @@ def test_a_sweep_trains_what_can_be_trained_and_nothing_twice(tmp_path, script, 
         (["--delta=1.5"], "--delta"),
         (["--batch_size=5000"], "1,437"),
         (["--mechanism=dpsdg"], "'dpsgd'"),
-        (["--epsilonn=2"], "--epsilon?"),
+        (["--epsilonn=2"], "Did you mean: epsilon"),
         (["epsilon=2"], "flags only"),
         (["--noise_multiplier=1", "--epsilon=2"], "both"),
         (["--sweep=epsilon=1,nan"], "--epsilon"),
@@ -243,7 +241,7 @@ def test_a_result_is_replaced_by_a_whole_one_with_overwrite_only(tmp_path, capsy
 
 
 def test_without_a_folder_every_run_gets_a_new_one(tmp_path, script, monkeypatch):
-    monkeypatch.setattr(script, "_ROOT", tmp_path)
+    monkeypatch.chdir(tmp_path)
     for _ in range(2):
         assert call(script, *ONE_STEP) == 0
     assert names(tmp_path / "runs") == ["digits_none_001", "digits_none_002"]

@@ -6,7 +6,7 @@ import pytest
 
 from tfdp.accounting import mechanism_names
 from tfdp.accounting.mechanisms.registry import mechanism_class
-from tfdp.experiments import SETTINGS, Experiment, conditions
+from tfdp.experiments import SETTINGS, Experiment, rules
 
 TEXTS = {"dataset": "glue/sst2", "model": "bilstm"}
 
@@ -19,14 +19,14 @@ def test_what_settings_know_of_networks_is_what_networks_are():
     """Settings are checked without an import of TensorFlow, so they name networks of their own."""
     from tfdp import data, models
 
-    for name, width in conditions.WORD_MODELS.items():
+    for name, width in rules.WORD_MODELS.items():
         table = models.build(name, (5,), 2).get_layer("embedding")
         assert models.MODELS[name].takes_tokens and width in (None, table.output_dim)
     images = {name: known for name, known in models.MODELS.items() if not known.takes_tokens}
-    assert {name: known.smallest_image for name, known in images.items()} == conditions.MODELS
+    assert {name: known.smallest_image for name, known in images.items()} == rules.MODELS
     known = {name: models.MODELS[name] for name in SETTINGS["model"].allowed}
-    assert set(conditions.SCALED) == {name for name, each in known.items() if each.scales}
-    assert all(len(data.load(n).y_train) == number for n, number in conditions.EMBEDDED.items())
+    assert set(rules.SCALED) == {name for name, each in known.items() if each.scales}
+    assert all(len(data.load(n).y_train) == number for n, number in rules.EMBEDDED.items())
 
 
 @pytest.mark.parametrize("name", [name for name, known in SETTINGS.items() if known.own])
@@ -101,7 +101,7 @@ def test_a_setting_without_an_effect_is_refused(changes, name):
         ({"dataset": "imdb_reviews", "model": "tutorial_lstm"}, "images or texts"),
         ({"dataset": "lm1b_characters"}, "--model=tutorial_lstm"),
         ({**TEXTS, "model": "transformer", "embedding_width": 100}, "--embedding_width=64"),
-        ({"model": "vgg16"}, "32x32"),
+        ({"model": "vgg16"}, "8x8 pixels"),
         ({"model": "tutorial_lstm", "normalization": "layer"}, "of its own"),
         ({"normalization": "private_batch", "optimizer": "adam"}, "adam"),
         ({"normalization": "private_batch", "momentum": 0.9}, "momentum=0.9"),

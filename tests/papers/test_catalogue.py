@@ -8,7 +8,7 @@ import pytest
 from absl import flags
 
 from tests.papers.small_catalogue import CATALOGUE, STARTS, use
-from tfdp.experiments import command_line
+from tfdp.experiments import command
 from tfdp.papers import catalogue, computed
 from tfdp.papers.catalogue import UnknownName, cells, merged, tables
 
@@ -81,11 +81,11 @@ def test_the_command_that_is_listed_trains_the_cell(cell, tmp_path, monkeypatch)
         start.touch()
         start = str(start)
     values = flags.FlagValues()
-    command_line.define(values)
+    command.define(values)
     monkeypatch.chdir(ROOT)
-    command_line.parse(["train.py", *words], values)
+    command.parse(["train.py", *words], values)
     # With the recipes that train.py has for a data set and a mechanism.
-    (point,) = command_line.points(["train.py", *words], ROOT / "flags" / "defaults", values)
+    (point,) = command.points(["train.py", *words])
     assert point.experiment == cell.experiment(7, start=start)
 
 

@@ -15,11 +15,11 @@ from tfdp.accounting import Guarantee, PrivacyBudget, Run, Statement, noise_for
 from tfdp.callbacks import PrivacyProgress, PrivacyTensorBoard
 from tfdp.experiments import network, validation
 from tfdp.experiments.checkpoints import Checkpoints, PlainBackup, parts
-from tfdp.experiments.conditions import check_number
 from tfdp.experiments.construction import make_optimizer, plan
 from tfdp.experiments.correlation import complete
 from tfdp.experiments.curves import TestCurve, curve_of, test_accuracy
 from tfdp.experiments.public_data import PUBLIC
+from tfdp.experiments.rules import check_number
 from tfdp.experiments.settings import Experiment
 from tfdp.experiments.validation import ValidationStop
 from tfdp.training.dp_model import make_private

@@ -42,13 +42,21 @@ from pathlib import Path
 from absl import flags
 
 from tfdp._validate import did_you_mean
-from tfdp.experiments import command_line
-from tfdp.experiments.conditions import EMBEDDED
-from tfdp.experiments.settings import Experiment
-from tfdp.experiments.sweep import flag_and_text
+from tfdp.experiments import command
+from tfdp.experiments.rules import EMBEDDED
+from tfdp.experiments.settings import SETTINGS, Experiment
 
 _FOLDER = Path(__file__).parent
 NO_RECIPE = "flags/papers/no_recipe.cfg"
+
+
+def flag_and_text(flag: str) -> tuple[str, str]:
+    """Splits a flag, written --name=value, --name or --noname, into its name and its value's text."""
+    name, equals, text = flag.removeprefix("--").partition("=")
+    if equals:
+        return name, text
+    negated = name.startswith("no") and name not in SETTINGS
+    return (name.removeprefix("no"), "false") if negated else (name, "true")
 
 
 class UnknownName(ValueError):
@@ -109,14 +117,14 @@ class Cell:
                 stands for it.
         """
         values = flags.FlagValues()
-        command_line.define(values, sweeps=False)
+        command.define(values, sweeps=False)
         words = ["experiment", *self.flags, f"--seed={seed}"]
         embedded = any(flag == f"--dataset={name}" for flag in self.flags for name in EMBEDDED)
         if data_dir is not None and not embedded:
             words.append(f"--data_dir={data_dir}")
         try:
-            command_line.parse(words, values)
-            (point,) = command_line.points(words, None, values)
+            command.parse(words, values)
+            (point,) = command.points(words, None)
         except ValueError as error:
             raise ValueError(f"In {self.name}: {error}") from error
         if self.needs:

@@ -18,9 +18,8 @@ from pathlib import Path
 from tfdp._files import replaced_whole
 from tfdp.accounting.guarantee import format_epsilon
 from tfdp.experiments.partial_folder import ResultError
-from tfdp.experiments.sweep import flag_and_text
 from tfdp.papers import computed_figures, gradient_histogram, noise_by_epsilon, noise_distance
-from tfdp.papers.catalogue import Cell, Table
+from tfdp.papers.catalogue import Cell, Table, flag_and_text
 
 _RECORD = "run.json"
 

@@ -37,8 +37,8 @@ def compute(
     """
     # These import Keras, which the catalogue's other commands do without.
     from tfdp.experiments import network
-    from tfdp.experiments.conditions import NONE
     from tfdp.experiments.experiment import run
+    from tfdp.experiments.rules import NONE
     from tfdp.experiments.settings import Experiment
 
     experiment = Experiment(
