@@ -3,7 +3,7 @@
     python train.py --epsilon=2
     python train.py --mechanism=si_dpsgd --epsilon=2
     python train.py --mechanism=dpsgd --dataset=mnist --model=lenet5 --epsilon=3
-    python train.py --flagfile=flags/papers/mnist_dpsgd.cfg --epsilon=3
+    python train.py --flagfile=flags/tutorial/mnist_cnn_2_epsilon_1.19.cfg
     python train.py --mechanism=dpsgd --sweep=epsilon=0.5,1,2 --sweep=seed=1,2,3
 
 Without a --flagfile, settings that are not on the command line come from the recipe
