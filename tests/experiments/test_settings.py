@@ -15,17 +15,13 @@ def experiment(**changes):
     return Experiment(**({"epsilon": 2.0} | changes))
 
 
-def test_what_settings_know_of_networks_is_what_networks_are():
-    """Settings are checked without an import of TensorFlow, so they name networks of their own."""
+def test_what_settings_know_of_networks_and_data_is_what_they_are():
+    """Settings are checked without an import of TensorFlow, so they have facts of their own."""
     from tfdp import data, models
 
     for name, width in rules.WORD_MODELS.items():
         table = models.build(name, (5,), 2).get_layer("embedding")
-        assert models.MODELS[name].takes_tokens and width in (None, table.output_dim)
-    images = {name: known for name, known in models.MODELS.items() if not known.takes_tokens}
-    assert {name: known.smallest_image for name, known in images.items()} == rules.MODELS
-    known = {name: models.MODELS[name] for name in SETTINGS["model"].allowed}
-    assert set(rules.SCALED) == {name for name, each in known.items() if each.scales}
+        assert width in (None, table.output_dim)
     assert all(len(data.load(n).y_train) == number for n, number in rules.EMBEDDED.items())
 
 

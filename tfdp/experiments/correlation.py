@@ -36,7 +36,7 @@ def complete(experiment: Experiment, num_examples: int) -> Experiment:
 
 
 def _correlates(experiment: Experiment) -> bool:
-    return "strategy" in mechanism_class(experiment.mechanism).options
+    return "strategy" in mechanism_class(experiment.mechanism).settings
 
 
 def _noise(experiment: Experiment, num_examples: int) -> CorrelatedNoise:

@@ -13,47 +13,23 @@ from tfdp.accounting.mechanisms.none import NoMechanism
 from tfdp.accounting.mechanisms.registry import mechanism_class, mechanism_names
 from tfdp.data.datasets import check_name, input_shape, kind_of
 from tfdp.experiments.public_data import PUBLIC, sources_for
+from tfdp.models import MODELS as ARCHITECTURES
+from tfdp.models import PRIVATE_BATCH
 
 if TYPE_CHECKING:
     from tfdp.experiments.settings import Experiment
 
 NONE = NoMechanism.name
-# The normalization by running statistics that are learned as weights are.
-PRIVATE_BATCH = "private_batch"
-# The networks of `tfdp.models.MODELS` for images, which would import Keras, and the smallest height and
-# width that they accept; None for images of any size.
-MODELS: dict[str, int | None] = {
-    "linear": None,
-    "mlp": None,
-    "hidden_500": None,
-    "hidden_1000": None,
-    "lenet_300_100": None,
-    "lenet5": 12,
-    "tutorial_cnn": 13,
-    "tutorial_logistic": None,
-    "cifar_tutorial": 4,
-    "resnet18": 1,
-    "resnet18_mod": 1,
-    "fast_cifar": 8,
-    "vgg_light": 8,
-    "vgg16": 32,
-    "vgg16_mod": 32,
-    "vgg16_table": 32,
-    "vgg16_table_mod": 32,
-}
-# The networks for rows of text.
-TEXT_MODELS = ("tutorial_lstm",)
-# The networks for texts, and the length of the vectors of words where only one length fits.
-WORD_MODELS: dict[str, int | None] = {"bilstm": None, "bilstm_dl": None, "transformer": 64}
-# The embeddings that are drawn at random; any other value of --embeddings is the path of a file.
-DRAWN_EMBEDDINGS = ("trained", "frozen")
 # The number of training examples, where it is known before the data are read.
 EMBEDDED = {"digits": 1437}
-# The networks with an architecture of their own, to which no normalization is added.
-NORMALIZED = ("tutorial_logistic", "tutorial_lstm", "bilstm", "transformer")
-# The networks whose channels or hidden units --width scales.
-_SCALED = ("resnet", "fast_cifar", "cifar_tutorial", "vgg", "hidden", "mlp")
-SCALED = tuple(name for name in MODELS if name.startswith(_SCALED))
+# The embeddings that are drawn at random; any other value of --embeddings is the path of a file.
+DRAWN_EMBEDDINGS = ("trained", "frozen")
+# The networks for rows of text; for texts, with the length of the vectors of words where only one fits;
+# and for images, with the least height and width.
+TEXT_MODELS = ("tutorial_lstm",)
+_TOKENS = [name for name, known in ARCHITECTURES.items() if known.takes_tokens]
+WORD_MODELS = {n: {"transformer": 64}.get(n) for n in _TOKENS if n not in TEXT_MODELS}
+MODELS = {n: known.smallest_image or 1 for n, known in ARCHITECTURES.items() if n not in _TOKENS}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,7 +184,7 @@ def _with_mechanism(experiment: "Experiment") -> Iterator[str]:
     size, number = experiment.batch_size, experiment.microbatches
     if number is not None and size % number:
         yield f"Expected --microbatches to divide --batch_size ({size}). Received {number}."
-    chosen = "strategy" in kind.options
+    chosen = "strategy" in kind.settings
     if experiment.sampling == "cyclic_poisson" and experiment.groups is None and not chosen:
         yield (
             "--sampling=cyclic_poisson needs --groups, such as --groups=4: how many groups of the data "
@@ -256,7 +232,7 @@ def _with_model(experiment: "Experiment") -> Iterator[str]:
         None: ((*MODELS, *WORD_MODELS), "images or texts"),
     }[kind]
     if kind == "images":
-        fitting = [n for n, least in MODELS.items() if least is None or least <= min(shape[:2])]
+        fitting = [name for name, least in MODELS.items() if least <= min(shape[:2])]
         words = f"images of {shape[0]}x{shape[1]} pixels"
     if model not in fitting:
         yield (

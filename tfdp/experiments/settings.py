@@ -19,17 +19,13 @@ from tfdp.accounting.strategies import OBJECTIVES, STRATEGIES
 from tfdp.data.datasets import DATASETS
 from tfdp.experiments.rules import (
     DRAWN_EMBEDDINGS,
-    MODELS,
     NONE,
-    NORMALIZED,
-    PRIVATE_BATCH,
-    SCALED,
-    TEXT_MODELS,
     WORD_MODELS,
     Need,
     Setting,
     check_together,
 )
+from tfdp.models import MODELS, NORMALIZATIONS, PRIVATE_BATCH
 
 # The activations of Keras that act on each number by itself.
 ACTIVATIONS = (
@@ -49,9 +45,10 @@ _WEIGHT_NOISE = Need("weight_noise")
 _SGD = Need("optimizer", ("sgd",))
 _NO_NORMALIZATION = Need(
     "model",
-    tuple(name for name in (*MODELS, *WORD_MODELS) if name not in NORMALIZED),
+    tuple(name for name, known in MODELS.items() if known.normalizations != ("none",)),
     said="a --model without a normalization of its own",
 )
+_SCALED = Need("model", tuple(name for name, known in MODELS.items() if known.scales))
 _WORDS = Need("model", tuple(WORD_MODELS))
 _DRAWN = Need("embeddings", DRAWN_EMBEDDINGS)
 _ADAPTIVE = Need("clipping", ("adaptive",))
@@ -138,12 +135,12 @@ class Experiment:
         "The network. lenet5 and tutorial_cnn are for images of at least 12 and 13 pixels, "
         "tutorial_lstm is for rows of characters, and bilstm, bilstm_dl and transformer are for texts.",
         "mlp",
-        choices=(*MODELS, *TEXT_MODELS, *WORD_MODELS),
+        choices=tuple(MODELS),
     )
     width: float = setting(
         "A factor on the number of channels or hidden units; 1 is the network of the papers.",
         1.0,
-        needs=(Need("model", SCALED),),
+        needs=(_SCALED,),
     )
     normalization: str = setting(
         "What normalizes after the trainable layers. batch takes its statistics from public "
@@ -151,13 +148,13 @@ class Experiment:
         "is usual for private ResNets; private_batch takes running statistics that are learned as "
         "weights are, with clipping and noise.",
         "none",
-        choices=("none", "layer", "layer_affine", "group", "batch", PRIVATE_BATCH),
+        choices=NORMALIZATIONS,
         needs=(_NO_NORMALIZATION,),
     )
     normalize_output: bool = setting(
         "Whether the output layer is normalized too.",
         False,
-        needs=(Need("normalization", ("layer", "layer_affine", "group", "batch", PRIVATE_BATCH)),),
+        needs=(Need("normalization", NORMALIZATIONS[1:]),),
     )
     activation: str = setting("The activation of the hidden layers.", "relu", choices=ACTIVATIONS)
     public_data: str | None = setting(
