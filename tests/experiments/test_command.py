@@ -145,7 +145,6 @@ def test_what_has_no_effect_beside_what_is_typed_is_left_out_of_a_recipe():
         (["--batch_size=1.5"], "--batch_size=1.5"),
         (["--jit_compile=maybe"], "--jit_compile"),
         (["--epsilon"], "--epsilon"),
-        (["--mechanism=matrix", "--sampling=poisson"], "--bands"),
     ],
 )
 def test_wrong_flags_are_refused_in_one_line(arguments, fact):

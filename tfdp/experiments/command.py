@@ -28,7 +28,6 @@ from absl import flags
 
 import tfdp
 from tfdp.experiments.console import program
-from tfdp.experiments.correlation import check_open
 from tfdp.experiments.rules import NONE, check_files
 from tfdp.experiments.settings import SETTINGS, USUAL_EPSILON, Experiment
 from tfdp.experiments.sweep import folder_name, product
@@ -263,7 +262,6 @@ def _experiment(values: Mapping[str, Any]) -> Experiment:
     if private and values["epsilon"] is None and values["noise_multiplier"] is None:
         values["epsilon"] = USUAL_EPSILON
     experiment = Experiment(**values)
-    check_open(experiment)
     check_files(experiment)
     return experiment
 

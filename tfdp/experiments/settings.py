@@ -19,6 +19,7 @@ from tfdp.accounting.strategies import OBJECTIVES, STRATEGIES
 from tfdp.data.datasets import DATASETS
 from tfdp.experiments.rules import (
     DRAWN_EMBEDDINGS,
+    EMBEDDED,
     NONE,
     WORD_MODELS,
     Need,
@@ -41,17 +42,18 @@ _POSITIVE = {float: "(0, inf)", int: "[1, inf)"}
 _BATCH = Need("normalization", ("batch",))
 _PRIVATE_BATCH = Need("normalization", (PRIVATE_BATCH,))
 _NOT_PRIVATE = Need("mechanism", (NONE,))
-_WEIGHT_NOISE = Need("weight_noise")
+_WEIGHT_NOISE = Need("weight_noise", bool, "--weight_noise above 0")
 _SGD = Need("optimizer", ("sgd",))
 _NO_NORMALIZATION = Need(
     "model",
     tuple(name for name, known in MODELS.items() if known.normalizations != ("none",)),
-    said="a --model without a normalization of its own",
+    "a --model without a normalization of its own",
 )
 _SCALED = Need("model", tuple(name for name, known in MODELS.items() if known.scales))
 _WORDS = Need("model", tuple(WORD_MODELS))
 _DRAWN = Need("embeddings", DRAWN_EMBEDDINGS)
 _ADAPTIVE = Need("clipping", ("adaptive",))
+_LOADED = Need("dataset", lambda name: name not in EMBEDDED, "a dataset of tensorflow_datasets")
 
 
 def setting(help: str, default=None, **known) -> typing.Any:
@@ -121,15 +123,18 @@ class Experiment:
     )
     train_split: str | None = setting(
         "Other training examples than the usual ones, in the notation of tensorflow_datasets, such as "
-        "test[:6080]. The result says that N is another one."
+        "test[:6080]. The result says that N is another one.",
+        needs=(_LOADED,),
     )
     test_split: str | None = setting(
         "Other test examples than the usual ones, such as test[6080:] or train[96000:]. They must not "
-        "be training examples."
+        "be training examples.",
+        needs=(_LOADED,),
     )
     data_dir: str | None = setting(
         "Where tensorflow_datasets keeps its data; without it $TFDS_DATA_DIR, or its own place.",
         recorded=False,
+        needs=(_LOADED,),
     )
     model: str = setting(
         "The network. lenet5 and tutorial_cnn are for images of at least 12 and 13 pixels, "
@@ -229,7 +234,7 @@ class Experiment:
     )
     embedding_width: int | None = setting(
         "The length of the vectors; without it 100, or 64 for the transformer, which has no other.",
-        needs=(_WORDS, _DRAWN),
+        needs=(Need("model", ("bilstm", "bilstm_dl")), _DRAWN),
     )
 
     initial_weights: str | None = setting(
@@ -245,7 +250,7 @@ class Experiment:
     cache_features: bool = setting(
         "Whether the outputs of the frozen beginning of a network are computed once for all epochs.",
         True,
-        needs=(Need("trainable_layers", said="--trainable_layers"),),
+        needs=(Need("trainable_layers", bool, "--trainable_layers"),),
     )
 
     batch_size: int = setting(
@@ -268,7 +273,7 @@ class Experiment:
         "Whether the momentum of sgd is Nesterov's.",
         False,
         rule=True,
-        needs=(_SGD, Need("momentum")),
+        needs=(_SGD, Need("momentum", bool, "--momentum above 0")),
     )
     weight_noise: float = setting(
         "The standard deviation of constant Gaussian noise on the trainable weights, one draw for each "
@@ -324,7 +329,7 @@ class Experiment:
     patience: int = setting(
         "After how many epochs without a better accuracy on the validation examples training ends.",
         3,
-        needs=(Need("validation_split", said="--validation_split"),),
+        needs=(Need("validation_split", bool, "--validation_split"),),
     )
 
     l2_norm_clip: float = setting(
