@@ -205,7 +205,6 @@ def test_a_given_value_keeps_its_points():
         (["--sweep=epsilom=1,2"], "'epsilon'"),
         (["--sweep=steps=1,1.5"], "steps=1.5"),
         (["--sweep=epsilon=1,-1"], "epsilon"),
-        (["--sweep=epsilon=1,1.0"], "differ"),
         (["--sweep=epsilon=1,2", "--noise_multiplier=1"], "both"),
         (["--sweep=epochs=1,2", "--sweep=steps=1,2"], "both"),
         (["--sweep=epsilon=1,2", "--sweep=epsilon=3,4"], "twice"),

@@ -112,7 +112,7 @@ def points(argv: Sequence[str], recipes: Path | None = RECIPES) -> list[Point]:
         recipes: the folder of the recipes; None takes none.
 
     Raises:
-        ValueError: a setting or a sweep is invalid, no point remains, or two points are equal.
+        ValueError: a setting or a sweep is invalid, or no point remains.
     """
     files, words = _split(argv)
     filed = _source(map(_flagfile, files), "In a flag file: ")
@@ -135,7 +135,6 @@ def points(argv: Sequence[str], recipes: Path | None = RECIPES) -> list[Point]:
     if not found:
         wanted = " and ".join(flag_of(name, fixed[name]) for name in chosen)
         raise ValueError(f"No point of --sweep has {wanted}.")
-    _check_different(found)
     if chosen and len(found) == 1:  # nothing varies
         return [dataclasses.replace(found[0], values={})]
     return found
@@ -194,7 +193,6 @@ def _source(words: Iterable[str], where: str = "", sweeps: bool = True) -> _Sour
     """Parses the settings and, if `sweeps`, the sweeps among flags; without, refuses other flags."""
     known = flags.FlagValues()
     define(known, sweeps)
-    known.set_gnu_getopt()
     try:
         known(["", *words], known_only=sweeps)
         fixed = {name: known[name].value for name in SETTINGS if known[name].present}
@@ -264,11 +262,3 @@ def _experiment(values: Mapping[str, Any]) -> Experiment:
     experiment = Experiment(**values)
     check_files(experiment)
     return experiment
-
-
-def _check_different(found: Sequence[Point]) -> None:
-    for index, point in enumerate(found):
-        if any(point.experiment == other.experiment for other in found[:index]):
-            raise ValueError(
-                f"Expected the points of --sweep to differ. {point.name} is there twice."
-            )

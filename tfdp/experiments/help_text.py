@@ -56,7 +56,9 @@ def _about(point: Point) -> str:
 def _value(name: str, point: Point) -> str:
     """Returns the value of a setting in brackets; "" if it has none, or gives way to its rival."""
     known, value = SETTINGS[name], getattr(point.experiment, name)
-    replaced = known.rival and not known.optional  # as --epochs, where the recipe has --steps
+    replaced = (
+        known.rival and known.default is not None
+    )  # as --epochs, where the recipe has --steps
     if value is None or (replaced and getattr(point.experiment, known.rival) is not None):
         return ""
     return f" [{flag_of(name, value).partition('=')[2] or ('yes' if value else 'no')}]"

@@ -60,7 +60,7 @@ class Setting:
 
     Attributes:
         help: the help text, one or more sentences.
-        default: the default value.
+        default: the default value; with None, the value may be None.
         group: the heading of --help that begins with this setting; None continues the last one.
         choices: the allowed values, or a function that returns them; None allows any value.
         interval: the allowed numbers, such as "(0, 1)"; None allows all above 0.
@@ -72,7 +72,6 @@ class Setting:
         recorded: whether the setting is written into run.json.
         name: the name of the field.
         kind: the type of the value: bool, int, float or str.
-        optional: whether the value may be None.
     """
 
     help: str
@@ -88,7 +87,6 @@ class Setting:
     recorded: bool = True
     name: str = ""
     kind: type = str
-    optional: bool = False
 
     @property
     def allowed(self) -> tuple[str, ...] | None:
@@ -99,7 +97,7 @@ class Setting:
         """Raises ValueError if the setting cannot have this value, whatever the others are."""
         expected = None
         if value is None:
-            expected = None if self.optional else "a value"
+            expected = None if self.default is None else "a value"
         elif (allowed := self.allowed) is not None and value not in allowed:
             expected = f"one of {', '.join(allowed)}"
         elif self.interval is not None and not _is_within(value, self.interval):

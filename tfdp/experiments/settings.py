@@ -475,16 +475,11 @@ class Experiment:
 def _settings() -> dict[str, Setting]:
     hints, group, known = typing.get_type_hints(Experiment), None, {}
     for field in dataclasses.fields(Experiment):
-        hint, declared = hints[field.name], field.metadata["setting"]
-        kind, *others = typing.get_args(hint) or (hint,)
-        group = declared.group or group
+        declared, hint = field.metadata["setting"], hints[field.name]
+        kind, group = (typing.get_args(hint) or (hint,))[0], declared.group or group
+        interval = declared.interval or _POSITIVE.get(kind)
         known[field.name] = dataclasses.replace(
-            declared,
-            name=field.name,
-            group=group,
-            kind=kind,
-            optional=bool(others),
-            interval=declared.interval or _POSITIVE.get(kind),
+            declared, name=field.name, group=group, kind=kind, interval=interval
         )
     return known
 
