@@ -20,7 +20,7 @@ import dataclasses
 import functools
 import itertools
 import shlex
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -115,29 +115,22 @@ def points(argv: Sequence[str], recipes: Path | None = RECIPES) -> list[Point]:
         ValueError: a setting or a sweep is invalid, or no point remains.
     """
     files, words = _split(argv)
-    filed = _source(map(_flagfile, files), "In a flag file: ")
     typed = _source(words)
-    names = typed.fixed.keys() | typed.points[0].keys()
-    filed = filed.without(typed.points[0].keys() | {SETTINGS[name].rival for name in names})
-    fixed = filed.fixed | typed.fixed
-    found = []
-    for weak, strong in itertools.product(filed.points, typed.points):
-        texts, sources = weak | strong, [filed.fixed, _parsed(weak), typed.fixed, _parsed(strong)]
-        swept = sources[1] | sources[3]
-        if any(swept[name] != fixed.get(name, swept[name]) for name in swept):
-            continue
-        values, read = _combined(sources, tuple(files), recipes)
-        varied = {name: text for name, text in texts.items() if name not in fixed}
-        said = typed.fixed | {name: swept[name] for name in varied}
-        command = _command(files, {n: v for n, v in said.items() if n in values})
-        found.append(Point(_experiment(values), varied, read, command))
-    chosen = sorted(fixed.keys() & texts.keys())
-    if not found:
-        wanted = " and ".join(flag_of(name, fixed[name]) for name in chosen)
-        raise ValueError(f"No point of --sweep has {wanted}.")
-    if chosen and len(found) == 1:  # nothing varies
-        return [dataclasses.replace(found[0], values={})]
-    return found
+    filed = _source(map(_flagfile, files), "In a flag file: ").without(typed)
+    pairs = itertools.product(filed.points, typed.points)
+    found = [
+        _point(files, recipes, filed.fixed, weak, typed.fixed, strong) for weak, strong in pairs
+    ]
+    kept = [point for point in found if point is not None]
+    fixed, swept = filed.fixed | typed.fixed, filed.points[0] | typed.points[0]
+    chosen = {name: value for name, value in fixed.items() if name in swept}
+    if not kept:
+        raise ValueError(
+            f"No point of --sweep has {' and '.join(flag_of(*each) for each in chosen.items())}."
+        )
+    if chosen and len(kept) == 1:  # nothing varies
+        return [dataclasses.replace(kept[0], values={})]
+    return kept
 
 
 def override(weaker: Mapping[str, Any], stronger: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,16 +169,36 @@ def common_name(found: Sequence[Point]) -> str:
     return "_".join(names).replace("/", "-")
 
 
+def _point(files, recipes, filed, weak, typed, strong) -> Point | None:
+    """Returns the training of a point of the flag files' sweeps and one of the typed ones.
+
+    Returns:
+        None if a swept setting has another value than the one that is set as well.
+    """
+    sources = [filed, _parsed(weak), typed, _parsed(strong)]
+    fixed, swept = filed | typed, sources[1] | sources[3]
+    if any(swept[name] != fixed.get(name, swept[name]) for name in swept):
+        return None
+    values, read = _combined(sources, tuple(files), recipes)
+    varied = {name: text for name, text in (weak | strong).items() if name not in fixed}
+    said = typed | {name: swept[name] for name in varied}
+    command = _command(files, {name: value for name, value in said.items() if name in values})
+    return Point(_experiment(values), varied, read, command)
+
+
 class _Source(NamedTuple):
     """What one source sets: values by the names of settings, and the points of its sweeps."""
 
     fixed: dict[str, Any]
     points: list[dict[str, str]]
 
-    def without(self, names: Collection[str]) -> "_Source":
-        kept = ({n: text for n, text in point.items() if n not in names} for point in self.points)
+    def without(self, stronger: "_Source") -> "_Source":
+        """Leaves out what the sweeps of a stronger source set, and the rivals of all that it sets."""
+        swept = stronger.points[0].keys()
+        replaced = swept | {SETTINGS[name].rival for name in swept | stronger.fixed.keys()}
+        kept = [{n: text for n, text in p.items() if n not in replaced} for p in self.points]
         different = {tuple(point.items()): point for point in kept}
-        fixed = {name: value for name, value in self.fixed.items() if name not in names}
+        fixed = {name: value for name, value in self.fixed.items() if name not in replaced}
         return _Source(fixed, [*different.values()])
 
 
