@@ -11,7 +11,7 @@ This module imports neither TensorFlow nor Keras.
 import dataclasses
 import typing
 
-from tfdp.accounting import PrivacyBudget, mechanism_names
+from tfdp.accounting import PrivacyBudget, mechanism_names, sampling_names
 from tfdp.accounting.guarantee import ADJACENCIES, KINDS
 from tfdp.accounting.mechanisms.registry import USUAL_MECHANISM
 from tfdp.accounting.numerics.noise_families import FAMILIES
@@ -94,8 +94,7 @@ class Experiment:
         "The probability parameter of the guarantee, below 1/N.", 1e-5, interval="(0, 1)"
     )
     guarantee: str = setting(
-        "Which epsilon --epsilon means: that of a theorem about the run as it is executed, or that "
-        "of the paper's own accounting.",
+        "The guarantee of --epsilon: a theorem about the run as executed, or the paper's accounting.",
         "proven",
         choices=KINDS,
         private=True,
@@ -122,13 +121,11 @@ class Experiment:
         group="Data and model",
     )
     train_split: str | None = setting(
-        "Other training examples than the usual ones, in the notation of tensorflow_datasets, such as "
-        "test[:6080]. The result says that N is another one.",
+        "Other training examples, in the notation of tensorflow_datasets: test[:6080].",
         needs=(_LOADED,),
     )
     test_split: str | None = setting(
-        "Other test examples than the usual ones, such as test[6080:] or train[96000:]. They must not "
-        "be training examples.",
+        "Other test examples, such as test[6080:]; they must not be training examples.",
         needs=(_LOADED,),
     )
     data_dir: str | None = setting(
@@ -148,7 +145,7 @@ class Experiment:
         needs=(_SCALED,),
     )
     normalization: str = setting(
-        "What normalizes after the trainable layers. batch takes its statistics from public "
+        "The normalization after trainable layers. batch takes its statistics from public "
         "examples (without a private mechanism: from the batch, unless there is --public_data); group "
         "is usual for private ResNets; private_batch takes running statistics that are learned as "
         "weights are, with clipping and noise.",
@@ -163,8 +160,8 @@ class Experiment:
     )
     activation: str = setting("The activation of the hidden layers.", "relu", choices=ACTIVATIONS)
     public_data: str | None = setting(
-        "Where the public examples come from; without it kmnist for mnist, cifar100 for cifar10 and "
-        "strokes (drawn at random) for digits.",
+        "The source of public examples; by default kmnist for mnist, cifar100 for cifar10 and strokes "
+        "(drawn at random) for digits.",
         choices=("kmnist", "cifar100", "strokes"),
         needs=(_BATCH,),
     )
@@ -183,28 +180,24 @@ class Experiment:
         needs=(Need("normalization", ("batch", PRIVATE_BATCH)),),
     )
     truncation: float = setting(
-        "The number to which the inputs of --normalization=private_batch are truncated for its "
-        "statistics, C' in the paper.",
+        "The bound on inputs of --normalization=private_batch for its statistics, C' in the paper.",
         3.0,
         needs=(_PRIVATE_BATCH,),
     )
     statistics_share: float = setting(
-        "The factor of the running statistics in the vector that is clipped: a larger one gives more "
-        "of the privacy budget to them, and less to the weights.",
+        "The factor on running statistics in the clipped vector: their share of the privacy budget.",
         0.2,
         needs=(_PRIVATE_BATCH,),
     )
     moving_rate: float = setting(
-        "The weight of a lot in the running statistics, alpha in the paper's equations 9 and 10; a "
-        "decay of the learning rate decays it, too.",
+        "The weight of a lot in the running statistics (alpha); it decays with the learning rate.",
         0.02,
         interval="(0, 1)",
         needs=(_PRIVATE_BATCH,),
     )
 
     text_features: str | None = setting(
-        "The features that are joined to one text, such as title,description; without it those that "
-        "are usual, or the only one.",
+        "The features that are joined to one text (title,description); by default the usual ones.",
         group="Words, for texts",
         needs=(_WORDS,),
     )
@@ -283,8 +276,7 @@ class Experiment:
         needs=(_NOT_PRIVATE,),
     )
     noisy_weights: str = setting(
-        "Which trainable weights have --weight_noise; kernels leaves out biases and the scales and "
-        "offsets of normalizations.",
+        "The trainable weights with --weight_noise; kernels leaves out biases, scales and offsets.",
         "all",
         choices=("all", "kernels"),
         needs=(_WEIGHT_NOISE,),
@@ -304,15 +296,7 @@ class Experiment:
     sampling: str = setting(
         "How lots are drawn; the accounting follows it.",
         "poisson",
-        choices=(
-            "poisson",
-            "random_allocation",
-            "cyclic",
-            "shuffle",
-            "with_replacement",
-            "fixed_size",
-            "cyclic_poisson",
-        ),
+        choices=tuple(name for name in sampling_names() if name != "unknown"),
     )
     groups: int | None = setting(
         "How many groups of the data take turns with --sampling=cyclic_poisson.",
@@ -352,18 +336,15 @@ class Experiment:
     target_quantile: float | None = setting(
         "The fraction of gradients that --clipping=adaptive leaves unclipped.",
         interval="(0, 1)",
-        private=True,
         needs=(_ADAPTIVE,),
     )
     quantile_learning_rate: float | None = setting(
         "The learning rate of the clip norm of --clipping=adaptive.",
-        private=True,
         needs=(_ADAPTIVE,),
     )
     quantile_noise_multiplier: float | None = setting(
         "The noise on the count of unclipped gradients of --clipping=adaptive; without it 5 times "
         "the noise multiplier, which sum and count share.",
-        private=True,
         needs=(_ADAPTIVE,),
     )
 
@@ -431,8 +412,7 @@ class Experiment:
         interval="[0, 4294967296)",
     )
     insecure_seed: int | None = setting(
-        "Decides noise and lots too, for debugging, so that nothing finite is proven. It is not "
-        "recorded.",
+        "Decides noise and lots too, for debugging: nothing finite is proven. It is not recorded.",
         interval="[0, inf)",
         recorded=False,
     )
