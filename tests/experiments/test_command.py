@@ -163,6 +163,14 @@ def test_a_point_says_where_its_settings_come_from():
     assert points("--dataset=glue/sst2")[0].read == (str(RECIPES / "glue-sst2_dpsgd.cfg"),)
 
 
+def test_flag_files_of_the_package_are_found_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["/usr/bin/tfdp-train"])
+    (point,) = points("--flagfile", "flags/tutorial/mnist_cnn_2_epsilon_1.19.cfg")
+    assert point.experiment.noise_multiplier == 1.3
+    assert point.command == "tfdp-train --flagfile=flags/tutorial/mnist_cnn_2_epsilon_1.19.cfg"
+
+
 def test_a_command_holds_no_seed_of_the_noise():
     (point,) = points("--insecure_seed=987654321", "--noise_multiplier=1")
     assert point.experiment.insecure_seed == 987654321
@@ -213,6 +221,12 @@ def test_a_given_value_keeps_its_points():
 def test_a_wrong_sweep_is_refused(arguments, fact):
     with pytest.raises(ValueError, match=fact):
         points(*arguments)
+
+
+def test_a_flag_file_says_only_what_differs_from_the_defaults():
+    for path in RECIPES.parent.rglob("*.cfg"):
+        defaults = {command.flag_of(n, k.default) for n, k in SETTINGS.items()} | {"--epsilon=2"}
+        assert not defaults & {*path.read_text().splitlines()}, path
 
 
 @pytest.mark.parametrize(
