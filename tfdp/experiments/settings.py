@@ -94,7 +94,7 @@ class Experiment:
         "The probability parameter of the guarantee, below 1/N.", 1e-5, interval="(0, 1)"
     )
     guarantee: str = setting(
-        "The guarantee of --epsilon: a theorem about the run as executed, or the paper's accounting.",
+        "How --epsilon is accounted: proven, by a theorem about the run; claimed, as in the paper.",
         "proven",
         choices=KINDS,
         private=True,
