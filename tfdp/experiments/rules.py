@@ -95,16 +95,18 @@ class Setting:
 
     def check(self, value) -> None:
         """Raises ValueError if the setting cannot have this value, whatever the others are."""
-        expected = None
-        if value is None:
-            expected = None if self.default is None else "a value"
-        elif (allowed := self.allowed) is not None and value not in allowed:
-            expected = f"one of {', '.join(allowed)}"
-        elif self.interval is not None and not _is_within(value, self.interval):
-            expected = f"a number in {self.interval}"
-        if expected is not None:
-            meant = did_you_mean(value, allowed) if expected.startswith("one of") else ""
-            raise ValueError(f"Expected --{self.name} to be {expected}. Received {value}.{meant}")
+        if value is None and self.default is None:
+            return
+        allowed = self.allowed
+        if allowed is not None and value not in allowed:
+            raise ValueError(
+                f"Expected --{self.name} to be one of {', '.join(allowed)}. Received {value}."
+                f"{did_you_mean(str(value), allowed)}"
+            )
+        if self.interval is not None and not _is_within(value, self.interval):
+            raise ValueError(
+                f"Expected --{self.name} to be a number in {self.interval}. Received {value}."
+            )
 
     def unmet(self, values: Mapping[str, Any]) -> Need | None:
         """Returns why the setting has no effect beside other values; None if it has one."""
@@ -120,9 +122,10 @@ class Setting:
         return next((need for need in self.needs if not need.is_met(values)), None)
 
 
-def _is_within(value: float, interval: str) -> bool:
+def _is_within(value: float | None, interval: str) -> bool:
     low, high = map(float, interval[1:-1].split(","))
-    return (low < value or (interval[0] == "[" and low == value)) and value < high
+    includes_low = interval.startswith("[") and value == low
+    return value is not None and (low < value < high or includes_low)
 
 
 def check_together(experiment: "Experiment") -> None:
