@@ -70,7 +70,7 @@ steps() {
         --json="$out/gpu.json" || failed=1
 }
 
-# Recipes: the first is that of flags/papers/mnist_dpsgd.cfg, with lots in one piece.
+# Recipes: the first is that of flags/defaults/mnist_dpsgd.cfg, with lots in one piece.
 training() {
     local seed common="--mechanism=dpsgd --delta=1e-5 --normalization=layer --batch_size=2048 --epochs=20
         --sampling=poisson --momentum=0.9 --l2_norm_clip=1.0"

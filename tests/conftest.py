@@ -33,7 +33,7 @@ FAST = (
     "accounting/test_run.py",
     "accounting/test_strategies.py",
     "data/test_labels.py",
-    "experiments/test_command_line.py",
+    "experiments/test_command.py",
     "experiments/test_console.py",
     "experiments/test_report.py",
     "experiments/test_run_folder.py",

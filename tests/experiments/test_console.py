@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from tfdp.experiments import console
-from tfdp.experiments.parsing import in_flags
 
 NOISE = """\
 WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
@@ -94,21 +93,3 @@ def test_lines_are_as_wide_as_the_terminal_within_limits(monkeypatch):
     for columns, width in (("70", 70), ("300", 120)):
         monkeypatch.setenv("COLUMNS", columns)
         assert console.console().width == width
-
-
-@pytest.mark.parametrize(
-    ("message", "expected"),
-    [
-        ("Expected lot_size to be 1. Use fewer.", "Expected --batch_size to be 1. Use fewer."),
-        ("Expected groups * lot_size to be", "Expected --groups * --batch_size to be"),
-        ("with encode=True: encoding", "with --encode=True: encoding"),
-        (
-            "Invalid value received for argument `clipping`. Expected 'global'.",
-            "--clipping cannot have this value. Expected 'global'.",
-        ),
-        ("leave --epsilon=2 alone", "leave --epsilon=2 alone"),
-        ("in runs/epsilon=2,seed=1 there", "in runs/epsilon=2,seed=1 there"),
-    ],
-)
-def test_messages_name_flags(message, expected):
-    assert in_flags(message) == expected

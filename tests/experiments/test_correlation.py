@@ -7,7 +7,7 @@ from tests.accounting.varying import vary
 from tfdp.data import make_lots
 from tfdp.experiments import Experiment
 from tfdp.experiments.construction import make_optimizer, plan
-from tfdp.experiments.correlation import check_open, complete
+from tfdp.experiments.correlation import complete
 
 
 def experiment(**changes):
@@ -64,13 +64,6 @@ def test_defaults(changes, expected):
 def test_what_has_no_default_is_asked_for(changes):
     with pytest.raises(ValueError, match=r"--(bands|groups)"):
         found(**changes)
-    with pytest.raises(ValueError, match=r"--(bands|groups)"):
-        check_open(experiment(**changes))
-
-
-def test_what_has_a_default_is_not_asked_for():
-    for changes in ({}, {"sampling": "cyclic"}, {"mechanism": "dpsgd", "sampling": "poisson"}):
-        check_open(experiment(**changes))
 
 
 def test_the_plan_is_what_runs():

@@ -8,7 +8,7 @@ import pytest
 from tests.experiments.result_helpers import Crash, after_step, names
 from tfdp.accounting import describe, proven
 from tfdp.experiments import Experiment, ResultError, RunFolder, check, run_into
-from tfdp.experiments.parsing import checkpoint_every
+from tfdp.experiments.main import checkpoint_every
 
 STEPS = 8  # lots of 479 out of 1,437 examples: two epochs and two steps
 

@@ -7,7 +7,7 @@ import pytest
 from tfdp.accounting import describe, proven_composition
 from tfdp.accounting.guarantee import format_epsilon
 from tfdp.experiments import Experiment
-from tfdp.experiments.command_line import Point
+from tfdp.experiments.command import Point
 from tfdp.experiments.console import Terminated
 from tfdp.experiments.trainings import train_points
 
@@ -75,11 +75,3 @@ def test_an_interruption_ends_the_sweep_and_shows_what_there_is(tmp_path, capsys
     assert train_points(alone, tmp_path, stub([], [((0.5, 1), Terminated())])) == 143
     with pytest.raises(BrokenPipeError):
         train_points(POINTS, tmp_path, stub([], [((0.5, 1), BrokenPipeError())]))
-
-
-def test_an_error_names_flags(tmp_path, capsys):
-    alone = [Point(POINTS[0].experiment, {})]
-    error = ValueError("Expected lot_size to be at most 9. Use clipping='global'.")
-    assert train_points(alone, tmp_path, stub([], [((0.5, 1), error)])) == 2
-    said = capsys.readouterr().err
-    assert "--batch_size" in said and "--clipping=global" in said

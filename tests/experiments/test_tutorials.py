@@ -6,12 +6,11 @@ import re
 
 import numpy as np
 import pytest
-from absl import flags
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, rdp
 
 from tfdp import data
 from tfdp.accounting import claimed, describe
-from tfdp.experiments import Experiment, card, command_line, run
+from tfdp.experiments import Experiment, card, command, run
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TUTORIAL = ROOT / "flags" / "tutorial"
@@ -21,12 +20,7 @@ PRIVATELY = {"mechanism": "dpsgd", "noise_multiplier": 1e-3}
 
 
 def experiment(path):
-    values = flags.FlagValues()
-    command_line.define(values)
-    values(["train.py", f"--flagfile={path}"])
-    (point,) = command_line.points(
-        ["train.py", f"--flagfile={path}"], ROOT / "flags/defaults", values
-    )
+    (point,) = command.points(["train.py", f"--flagfile={path}"])
     return point.experiment
 
 

@@ -7,7 +7,7 @@ import pytest
 from tfdp import data, models
 from tfdp.experiments import Experiment, network
 from tfdp.experiments.announcement import announcement
-from tfdp.experiments.conditions import WORD_MODELS
+from tfdp.experiments.rules import WORD_MODELS
 from tfdp.experiments.start import begin
 from tfdp.experiments.vocabulary import hash_tokens
 from tfdp.experiments.words import in_words, with_words, words_of

@@ -17,14 +17,12 @@ from pathlib import Path
 from absl import app, flags, logging
 
 from tfdp.accounting.command import plot
-from tfdp.experiments import command_line, console, help_text
+from tfdp.experiments import command, console, help_text
 
 FLAGS = flags.FLAGS
-_RECIPES = Path(__file__).resolve().parents[2] / "flags" / "defaults"
 _PROGRAM = "python -m tfdp.auditing"
 
-command_line.define(sweeps=False)
-flags.adopt_module_key_flags(command_line)
+command.define(sweeps=False)
 for _name, _default, _least, _help in (
     ("canaries", 500, 1, "How many canaries there are in each training."),
     ("runs", 1, 1, "How many trainings are made."),
@@ -58,15 +56,16 @@ _OWN = {
 def parse(argv):
     """Parses the flags, or prints --help, or refuses what cannot be parsed in one sentence."""
     try:
-        arguments = command_line.parse(help_text.without_asking(argv))
+        words = [word for word in argv if word not in help_text.WORDS]
+        arguments = command.parse(words)
         task = _task(arguments)
         others = set().union(*_OWN.values()) - _OWN[task]
         useless = sorted(name for name in others if FLAGS[name].present)
         if useless:
             raise ValueError(f"Expected flags that {task} uses. Found --{useless[0]}.")
-        if help_text.is_asked(argv):
-            (point,) = command_line.points(help_text.without_asking(argv), _recipes())
-            print(help_text.text(point))
+        if words != argv:
+            (point,) = command.points(argv)
+            print(help_text.text(sys.modules[__name__], point))
             sys.exit(0)
     except ValueError as error:
         sys.exit(_refuse(error))
@@ -81,16 +80,12 @@ def _task(arguments) -> str:
     return arguments[1] if arguments[1:] else "audit"
 
 
-def _recipes() -> Path | None:
-    return _RECIPES if _RECIPES.is_dir() else None
-
-
 def main(argv):
     logging.set_verbosity(logging.WARNING)
     console.prefer_onednn()
     task = _task(argv)
     try:
-        (point,) = command_line.points(sys.argv, _recipes())
+        (point,) = command.points(sys.argv)
         with console.quiet_tensorflow():
             return _membership(point) if task == "membership" else _audit(point)
     except _expected() as error:
@@ -155,5 +150,10 @@ def _refuse(error):
     return 2
 
 
+def run() -> None:
+    """Runs the command and exits with its status."""
+    console.guarded(functools.partial(app.run, main, flags_parser=parse), _PROGRAM)
+
+
 if __name__ == "__main__":
-    console.guarded(functools.partial(app.run, main, flags_parser=parse))
+    run()

@@ -1,10 +1,11 @@
-"""One sentence about an experiment before it is trained.
+"""One sentence about an experiment before it is trained, and the phrases that reports share with it.
 
 This module imports neither TensorFlow nor Keras.
 """
 
 from tfdp.accounting import delta_warning
-from tfdp.experiments.conditions import EMBEDDED, split_note
+from tfdp.data.datasets import DATASETS
+from tfdp.experiments.rules import EMBEDDED
 from tfdp.experiments.settings import Experiment
 
 
@@ -13,78 +14,84 @@ def announcement(experiment: Experiment) -> str:
 
     Only for the embedded data the number of examples is known here; the result warns for all data.
     """
-    parts = [_what(experiment), _privacy(experiment), _length(experiment), update_rule(experiment)]
-    if experiment.private:
-        parts.append(f"clip norm {experiment.l2_norm_clip:g} ({experiment.clipping})")
-    parts += [_start(experiment)]
+    private = experiment.private
+    parts = [
+        f"{experiment.mechanism} on {experiment.dataset}: {network(experiment)}",
+        _privacy(experiment),
+        f"{_length(experiment)} lots of {experiment.batch_size:,} ({experiment.sampling})",
+        update_rule(experiment),
+        f"clip norm {experiment.l2_norm_clip:g} ({experiment.clipping})" if private else None,
+        _start(experiment),
+    ]
     said = "; ".join(part for part in parts if part) + "."
-    if note := split_note(experiment):
-        said += f"\n{note}"
-    if experiment.private and experiment.dataset in EMBEDDED:
-        warning = delta_warning(experiment.delta, EMBEDDED[experiment.dataset])
-        return f"{said}\nWarning: {warning}" if warning else said
-    return said
+    known = EMBEDDED.get(experiment.dataset) if private else None
+    warning = delta_warning(experiment.delta, known) if known else None
+    notes = [split_note(experiment), f"Warning: {warning}" if warning else None]
+    return "\n".join([said, *(note for note in notes if note)])
 
 
 def update_rule(experiment: Experiment) -> str:
     """Returns the update rule and its learning rate in words."""
-    rule = experiment.optimizer
+    rule, decay = experiment.optimizer, experiment.learning_rate_decay
     if experiment.momentum:
         kind = "Nesterov momentum" if experiment.nesterov else "momentum"
         rule += f" with {kind} {experiment.momentum:g}"
-    decay = experiment.learning_rate_decay
-    decays = "" if decay == 1 else f", times {decay:g} after every epoch"
-    noise = (
-        f", noise of {experiment.update_noise:g} on gradients" if experiment.update_noise else ""
-    )
-    return f"{rule} at learning rate {experiment.learning_rate:g}{decays}{noise}"
+    rule += f" at learning rate {experiment.learning_rate:g}"
+    rule += "" if decay == 1 else f", times {decay:g} after every epoch"
+    noise = experiment.update_noise
+    return rule + (f", noise of {noise:g} on gradients" if noise else "")
 
 
 def network(experiment: Experiment) -> str:
     """Returns the network, its normalization and the noise on its weights in words."""
-    said = experiment.model
+    said, normalization = experiment.model, experiment.normalization
     if experiment.width != 1:
         said += f" at {experiment.width:g} times its width"
-    if experiment.normalization == "none":
+    if normalization == "none":
         said += " without normalization"
     else:
-        said += f" with {experiment.normalization.replace('_', ' ')} normalization"
+        said += f" with {normalization.replace('_', ' ')} normalization"
     if experiment.weight_noise:
         which = {"all": "weights", "kernels": "kernels"}[experiment.noisy_weights]
         said += f", with noise of {experiment.weight_noise:g} on its {which}"
     return said
 
 
-def _what(experiment):
-    return f"{experiment.mechanism} on {experiment.dataset}: {network(experiment)}"
+def split_note(experiment: Experiment) -> str | None:
+    """Returns a sentence about other examples than the usual ones; None for the usual ones."""
+    spec = DATASETS.get(experiment.dataset)
+    usual = (spec.train_split, spec.test_split or "test") if spec else ("train", "test")
+    train, test = experiment.train_split or usual[0], experiment.test_split or usual[1]
+    if (train, test) == usual:
+        return None
+    used = f"trained on {train} and tested on {test} of {experiment.dataset}"
+    if train == usual[0]:
+        return f"Not the usual split: {used}, not on {usual[1]}, with the usual N."
+    other = f"{used}, not on {usual[0]} and {usual[1]}"
+    return f"Not the usual split: {other}, so N is not that of the papers."
 
 
-def _start(experiment):
-    """Returns the initial weights and the trained layers in words; "" for fresh and for all."""
-    parts = []
-    if experiment.initial_weights is not None:
-        parts.append(f"from the public weights {experiment.initial_weights}")
-    if (trained := experiment.trainable_layers) is not None:
-        parts.append(
-            f"training the last {trained} layers" if trained.isdecimal() else f"training {trained}"
-        )
+def _start(experiment: Experiment) -> str:
+    weights, trained = experiment.initial_weights, experiment.trainable_layers
+    parts = [] if weights is None else [f"from the public weights {weights}"]
+    if trained is not None:
+        which = f"the last {trained} layers" if trained.isdecimal() else trained
+        parts.append(f"training {which}")
     return ", ".join(parts)
 
 
-def _privacy(experiment):
+def _privacy(experiment: Experiment) -> str:
     if not experiment.private:
         return "no privacy"
     decay = experiment.noise_decay
     decays = "" if decay is None else f", noise times {decay:g} after every epoch"
     if experiment.noise_multiplier is not None:
         return f"noise multiplier {experiment.noise_multiplier:g}{decays}"
-    said = f"{experiment.guarantee} epsilon {experiment.epsilon:g} at delta {experiment.delta:g}"
-    return said + decays
+    budget = f"{experiment.guarantee} epsilon {experiment.epsilon:g} at delta {experiment.delta:g}"
+    return budget + decays
 
 
-def _length(experiment):
+def _length(experiment: Experiment) -> str:
     if experiment.steps is None:
-        long = f"{experiment.epochs:g} epoch{'' if experiment.epochs == 1 else 's'} in"
-    else:
-        long = f"{experiment.steps:,} step{'' if experiment.steps == 1 else 's'} with"
-    return f"{long} lots of {experiment.batch_size:,} ({experiment.sampling})"
+        return f"{experiment.epochs:g} epoch{'' if experiment.epochs == 1 else 's'} in"
+    return f"{experiment.steps:,} step{'' if experiment.steps == 1 else 's'} with"

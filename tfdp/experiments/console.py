@@ -41,12 +41,17 @@ class Terminated(KeyboardInterrupt):
         self.number = number
 
 
-def guarded(command: Callable[[], object], name: str = "train.py") -> None:
+def program() -> str:
+    """What the user calls this command: train.py, or tfdp-train where tfdp is installed."""
+    return "tfdp-train" if Path(sys.argv[0]).stem == "tfdp-train" else "train.py"
+
+
+def guarded(command: Callable[[], object], name: str | None = None) -> None:
     """Runs a command and exits with its status; an interruption or a closed pipe is no traceback.
 
     Args:
         command: a function that ends with SystemExit or returns an exit status.
-        name: what the user calls it.
+        name: what the user calls it; None for that of `program`.
     """
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as for a job in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -67,7 +72,7 @@ def guarded(command: Callable[[], object], name: str = "train.py") -> None:
     sys.exit(status)
 
 
-def interrupted(interruption: KeyboardInterrupt, name: str = "train.py") -> int:
+def interrupted(interruption: KeyboardInterrupt, name: str | None = None) -> int:
     """Says that the command was interrupted, and what its notes say; returns the exit status."""
     for number in SIGNALS:  # the next one ends the process without contradicting what is said now
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -75,7 +80,7 @@ def interrupted(interruption: KeyboardInterrupt, name: str = "train.py") -> int:
     asked = isinstance(interruption, Terminated)
     notes = getattr(interruption, "__notes__", None) or [_NOTHING]
     print(
-        f"\n{name}: {'terminated' if asked else 'interrupted'}. {' '.join(notes)}",
+        f"\n{name or program()}: {'terminated' if asked else 'interrupted'}. {' '.join(notes)}",
         file=sys.stderr,
         flush=True,
     )

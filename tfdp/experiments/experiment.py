@@ -14,11 +14,11 @@ from tfdp.accounting import Guarantee, Run, Statement
 from tfdp.callbacks import PrivacyProgress, PrivacyTensorBoard
 from tfdp.experiments import network, validation
 from tfdp.experiments.backups import Checkpoints
-from tfdp.experiments.conditions import check_number
 from tfdp.experiments.construction import budget, make_optimizer, plan
 from tfdp.experiments.correlation import complete
 from tfdp.experiments.curves import TEST, VALIDATION, Curve, accuracy_of, curve_of
 from tfdp.experiments.public_data import PUBLIC
+from tfdp.experiments.rules import check_number
 from tfdp.experiments.settings import Experiment
 from tfdp.training.dp_model import make_private
 from tfdp.training.export import plain_copy

@@ -4,52 +4,42 @@ This module imports neither TensorFlow nor Keras.
 """
 
 import os
-import sys
-from collections.abc import Sequence
+from types import ModuleType
 
 from absl import flags
 
-from tfdp.experiments.command_line import Point, flag_of
-from tfdp.experiments.settings import GROUPS, SETTINGS, Setting
+from tfdp.accounting.mechanisms.registry import mechanism_class, mechanism_names
+from tfdp.experiments.command import Point, flag_of
+from tfdp.experiments.settings import SETTINGS
 
-_OF_THE_COMMAND = "This command"
+# The words that ask for the text.
+WORDS = {"--help", "-help", "-h", "-?", "--helpshort"}
 _WIDTH = 100
 
 
-def is_asked(argv: Sequence[str]) -> bool:
-    """Whether a command line asks for help."""
-    return any(word in _WORDS for word in argv[1:])
-
-
-def without_asking(argv: Sequence[str]) -> list[str]:
-    """Returns a command line without the words that ask for help."""
-    return [argv[0], *(word for word in argv[1:] if word not in _WORDS)]
-
-
-_WORDS = ("--help", "-help", "-h", "-?", "--helpshort")
-
-
-def text(point: Point | None = None, flag_values: flags.FlagValues = flags.FLAGS) -> str:
+def text(module: ModuleType, point: Point, flag_values: flags.FlagValues = flags.FLAGS) -> str:
     """Returns the text of --help: the docstring of the program, then its flags in groups.
 
     Args:
-        point: the training whose values are shown; None shows the defaults of the settings.
+        module: the module of the program, which has its docstring and defines its own flags.
+        point: the training whose values are shown.
         flag_values: the defined flags.
     """
-    lines = [(sys.modules["__main__"].__doc__ or "").strip(), ""]
-    if point is not None:
-        lines += [_about(point), ""]
-    own = flag_values.get_key_flags_for_module(sys.argv[0])
-    names = [flag.name for flag in own if flag.name not in (*SETTINGS, "sweep")]
-    names += ["sweep"] if "sweep" in flag_values else []
-    lines += [f"{_OF_THE_COMMAND}:", *(_flag(flag_values[name], "") for name in names), ""]
-    for group in GROUPS:
-        lines.append(f"{group}:")
-        for known in SETTINGS.values():
-            if known.group == group:
-                lines += _setting(known, flag_values, point)
-        lines.append("")
-    return "\n".join([*lines, "--helpfull lists absl's own flags as well."])
+    own = [flag.name for flag in flag_values.get_key_flags_for_module(module)]
+    own += ["sweep"] if "sweep" in flag_values else []
+    lines = [module.__doc__.strip(), "", _about(point), "", "This command:"]
+    lines += [_flag(flag_values[name]) for name in own]
+    group = None
+    for name, known in SETTINGS.items():
+        if known.group != group:
+            group = known.group
+            lines += ["", f"{group}:"]
+        lines.append(_flag(flag_values[name], _value(name, point)))
+        if name == "mechanism":
+            for choice in mechanism_names():
+                said = f"{choice}: {mechanism_class(choice).summary}."
+                lines.append(flags.text_wrap(said, _WIDTH, " " * 10))
+    return "\n".join([*lines, "", "--helpfull lists absl's own flags as well."])
 
 
 def _about(point: Point) -> str:
@@ -63,21 +53,18 @@ def _about(point: Point) -> str:
     return flags.text_wrap(said, length=_WIDTH)
 
 
-def _setting(known: Setting, flag_values: flags.FlagValues, point: Point | None) -> list[str]:
-    value = known.default if point is None else getattr(point.experiment, known.name)
-    replaced = point is not None and known.rival and not known.optional
-    if replaced and getattr(point.experiment, known.rival) is not None:
-        value = None  # as of --epochs, where the recipe has --steps
-    shown = flag_of(known.name, value).partition("=")[2] or ("yes" if value else "no")
-    shown = "" if value is None else f" [{shown}]"
-    lines = [_flag(flag_values[known.name], shown)]
-    if known.explain is not None:
-        for choice in known.allowed or ():
-            lines.append(flags.text_wrap(f"{choice}: {known.explain(choice)}.", _WIDTH, " " * 10))
-    return lines
+def _value(name: str, point: Point) -> str:
+    """Returns the value of a setting in brackets; "" if it has none, or gives way to its rival."""
+    known, value = SETTINGS[name], getattr(point.experiment, name)
+    replaced = (
+        known.rival and known.default is not None
+    )  # as --epochs, where the recipe has --steps
+    if value is None or (replaced and getattr(point.experiment, known.rival) is not None):
+        return ""
+    return f" [{flag_of(name, value).partition('=')[2] or ('yes' if value else 'no')}]"
 
 
-def _flag(flag: flags.Flag, shown: str) -> str:
+def _flag(flag: flags.Flag, value: str = "") -> str:
     about = flag.help.partition(";\n")[0]  # absl adds that flags may be repeated
-    said = f"--{'[no]' if flag.boolean else ''}{flag.name}: {about}{shown}"
+    said = f"--{'[no]' if flag.boolean else ''}{flag.name}: {about}{value}"
     return flags.text_wrap(said, length=_WIDTH, indent="      ", firstline_indent="  ")

@@ -6,9 +6,10 @@ import keras
 
 from tfdp import data, models
 from tfdp.data.datasets import kind_of
-from tfdp.experiments.conditions import PRIVATE_BATCH, WORD_MODELS, split_note
+from tfdp.experiments.announcement import split_note
 from tfdp.experiments.features import as_features, fits, in_parts
 from tfdp.experiments.public_data import public_examples
+from tfdp.experiments.rules import PRIVATE_BATCH, WORD_MODELS
 from tfdp.experiments.settings import Experiment
 from tfdp.experiments.start import Start, begin
 from tfdp.experiments.weight_noise import with_weight_noise

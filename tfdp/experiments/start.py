@@ -14,8 +14,8 @@ from tfdp._compat.keras import is_graph_of_layers
 from tfdp.account import LEDGER_KEY
 from tfdp.accounting import Ledger
 from tfdp.data.datasets import DATASETS
-from tfdp.experiments.conditions import DRAWN_EMBEDDINGS, NONE
 from tfdp.experiments.result_folder import digest, read_record
+from tfdp.experiments.rules import DRAWN_EMBEDDINGS, NONE
 from tfdp.experiments.settings import Experiment
 from tfdp.experiments.words import table_of
 from tfdp.layers import PublicExamples

@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tfdp.experiments import console
-from tfdp.experiments.command_line import Point
-from tfdp.experiments.parsing import in_flags
+from tfdp.experiments.command import Point
 
 
 def train_points(
@@ -81,7 +80,7 @@ def _train(train, point, folder) -> Exception | None:
     except expected as error:
         # A progress bar that was interrupted ends without a new line.
         line = "\n" if sys.stdout.isatty() else ""
-        print(f"{line}train.py: error: {in_flags(str(error))}", file=sys.stderr)
+        print(f"{line}{console.program()}: error: {error}", file=sys.stderr)
         return error
     return None
 

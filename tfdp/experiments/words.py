@@ -9,8 +9,8 @@ import keras
 import numpy as np
 
 from tfdp import data
-from tfdp.experiments.conditions import DRAWN_EMBEDDINGS, WORD_MODELS
 from tfdp.experiments.result_folder import digest
+from tfdp.experiments.rules import DRAWN_EMBEDDINGS, WORD_MODELS
 from tfdp.experiments.settings import Experiment
 from tfdp.experiments.vocabulary import (
     UNKNOWN,

@@ -7,24 +7,23 @@ Example:
     (None, 10)
 """
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
-
-import keras
+from typing import TYPE_CHECKING, NamedTuple
 
 from tfdp._validate import one_of, positive, whole
-from tfdp.layers import PublicExamples
-from tfdp.models.blocks import NORMALIZATIONS as NORMALIZATIONS
-from tfdp.models.blocks import PRIVATE_BATCH, PUBLIC_BATCH, private_batch
-from tfdp.models.cifar import cifar_tutorial
-from tfdp.models.lenet import lenet5, lenet_300_100
-from tfdp.models.mlp import hidden_500, hidden_1000, linear, mlp
-from tfdp.models.resnet import fast_cifar, resnet18, resnet18_mod
-from tfdp.models.text import NUM_TOKENS as NUM_TOKENS
-from tfdp.models.text import bilstm, bilstm_dl, transformer
-from tfdp.models.tutorial import tutorial_cnn, tutorial_logistic, tutorial_lstm
-from tfdp.models.vgg import vgg16, vgg16_mod, vgg16_table, vgg16_table_mod, vgg_light
 
+if TYPE_CHECKING:
+    import keras
+
+# Keras and the modules of this room are imported when a model is built, so that settings and their help
+# know the models without TensorFlow.
+
+# The normalization with running statistics that are learned privately.
+PRIVATE_BATCH = "private_batch"
+NORMALIZATIONS = ("none", "layer", "layer_affine", "group", "batch", PRIVATE_BATCH)
+# Number of token ids.
+NUM_TOKENS = 10_000
 _LAYER = ("none", "layer", "layer_affine")
 
 
@@ -50,37 +49,56 @@ class Architecture(NamedTuple):
         (True, False)
     """
 
-    layers: Callable[..., list[keras.Layer]] | None = None
+    layers: Callable[..., "list[keras.Layer]"] | None = None
     smallest_image: int | None = None
-    outputs: Callable[..., keras.KerasTensor] | None = None
+    outputs: Callable[..., "keras.KerasTensor"] | None = None
     takes_tokens: bool = False
     normalizations: tuple[str, ...] = NORMALIZATIONS
     scales: bool = False
 
 
+def _from(module: str, name: str) -> Callable:
+    """Returns a function of a module, which is imported when the function is called."""
+
+    def function(*arguments, **options):
+        return getattr(importlib.import_module(f"tfdp.models.{module}"), name)(
+            *arguments, **options
+        )
+
+    return function
+
+
 _OWN = ("none",)
 MODELS: dict[str, Architecture] = {
-    "bilstm": Architecture(outputs=bilstm, takes_tokens=True, normalizations=_OWN),
-    "bilstm_dl": Architecture(outputs=bilstm_dl, takes_tokens=True, normalizations=_LAYER),
-    "cifar_tutorial": Architecture(cifar_tutorial, smallest_image=4, scales=True),
-    "fast_cifar": Architecture(outputs=fast_cifar, smallest_image=8, scales=True),
-    "hidden_500": Architecture(hidden_500, scales=True),
-    "hidden_1000": Architecture(hidden_1000, scales=True),
-    "lenet5": Architecture(lenet5, smallest_image=12),
-    "lenet_300_100": Architecture(lenet_300_100),
-    "linear": Architecture(linear),
-    "mlp": Architecture(mlp, scales=True),
-    "resnet18": Architecture(outputs=resnet18, smallest_image=1, scales=True),
-    "resnet18_mod": Architecture(outputs=resnet18_mod, smallest_image=1, scales=True),
-    "transformer": Architecture(outputs=transformer, takes_tokens=True, normalizations=_OWN),
-    "tutorial_cnn": Architecture(tutorial_cnn, smallest_image=13),
-    "tutorial_logistic": Architecture(outputs=tutorial_logistic, normalizations=_OWN),
-    "tutorial_lstm": Architecture(outputs=tutorial_lstm, takes_tokens=True, normalizations=_OWN),
-    "vgg16": Architecture(vgg16, smallest_image=32, scales=True),
-    "vgg16_mod": Architecture(vgg16_mod, smallest_image=32, scales=True),
-    "vgg16_table": Architecture(vgg16_table, smallest_image=32, scales=True),
-    "vgg16_table_mod": Architecture(vgg16_table_mod, smallest_image=32, scales=True),
-    "vgg_light": Architecture(vgg_light, smallest_image=8, scales=True),
+    "linear": Architecture(_from("mlp", "linear")),
+    "mlp": Architecture(_from("mlp", "mlp"), scales=True),
+    "hidden_500": Architecture(_from("mlp", "hidden_500"), scales=True),
+    "hidden_1000": Architecture(_from("mlp", "hidden_1000"), scales=True),
+    "lenet_300_100": Architecture(_from("lenet", "lenet_300_100")),
+    "lenet5": Architecture(_from("lenet", "lenet5"), 12),
+    "tutorial_cnn": Architecture(_from("tutorial", "tutorial_cnn"), 13),
+    "tutorial_logistic": Architecture(
+        outputs=_from("tutorial", "tutorial_logistic"), normalizations=_OWN
+    ),
+    "cifar_tutorial": Architecture(_from("cifar", "cifar_tutorial"), 4, scales=True),
+    "resnet18": Architecture(None, 1, _from("resnet", "resnet18"), scales=True),
+    "resnet18_mod": Architecture(None, 1, _from("resnet", "resnet18_mod"), scales=True),
+    "fast_cifar": Architecture(None, 8, _from("resnet", "fast_cifar"), scales=True),
+    "vgg_light": Architecture(_from("vgg", "vgg_light"), 8, scales=True),
+    "vgg16": Architecture(_from("vgg", "vgg16"), 32, scales=True),
+    "vgg16_mod": Architecture(_from("vgg", "vgg16_mod"), 32, scales=True),
+    "vgg16_table": Architecture(_from("vgg", "vgg16_table"), 32, scales=True),
+    "vgg16_table_mod": Architecture(_from("vgg", "vgg16_table_mod"), 32, scales=True),
+    "tutorial_lstm": Architecture(
+        outputs=_from("tutorial", "tutorial_lstm"), takes_tokens=True, normalizations=_OWN
+    ),
+    "bilstm": Architecture(outputs=_from("text", "bilstm"), takes_tokens=True, normalizations=_OWN),
+    "bilstm_dl": Architecture(
+        outputs=_from("text", "bilstm_dl"), takes_tokens=True, normalizations=_LAYER
+    ),
+    "transformer": Architecture(
+        outputs=_from("text", "transformer"), takes_tokens=True, normalizations=_OWN
+    ),
 }
 
 
@@ -96,7 +114,7 @@ def build(
     statistics: str = "example",
     private_statistics: Mapping | None = None,
     width: float = 1.0,
-) -> keras.Model:
+) -> "keras.Model":
     """Builds a model with freshly drawn weights. Its output is logits (no softmax).
 
     The papers name a network by its normalization, which has an argument of its own here: LN-LeNet-5 is
@@ -150,6 +168,11 @@ def build(
         ...
         ValueError: ... with at least 13x13 pixels for the model 'tutorial_cnn'. Received: (8, 8, 1)
     """
+    import keras
+
+    from tfdp.layers import PublicExamples
+    from tfdp.models.blocks import PUBLIC_BATCH, private_batch
+
     one_of("name", name, sorted(MODELS))
     if public_data is not None and normalization != "batch":
         raise ValueError(

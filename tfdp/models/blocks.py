@@ -8,10 +8,8 @@ import keras
 
 from tfdp._validate import one_of
 from tfdp.layers import PrivateBatchNormalization, PublicBatchNormalization
+from tfdp.models import NORMALIZATIONS, PRIVATE_BATCH
 
-# The normalization with running statistics that are learned privately.
-PRIVATE_BATCH = "private_batch"
-NORMALIZATIONS = ("none", "layer", "layer_affine", "group", "batch", PRIVATE_BATCH)
 # The normalization that replaces "batch" inside a `PublicExamples` layer.
 PUBLIC_BATCH = "public_batch"
 # The value of the papers' PyTorch models. Keras' default of 1e-3 would damp the normalization of

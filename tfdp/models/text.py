@@ -3,9 +3,9 @@
 from keras import initializers, layers, ops
 
 from tfdp.layers import NormalizedLSTM
+from tfdp.models import NUM_TOKENS
 from tfdp.models.blocks import EPSILON, block, through
 
-NUM_TOKENS = 10_000  # number of token ids
 _WIDTH = 64
 _HEADS = 4
 _BLOCKS = 2

@@ -1,0 +1,277 @@
+"""From a command line to trainings: where the value of each setting comes from.
+
+    command.define()
+    app.run(main, flags_parser=command.parse)       # and in main:
+    points = command.points(sys.argv)
+
+A setting has its default, unless a source sets it. From the weakest source to the strongest:
+
+1. the recipe flags/defaults/<dataset>_<mechanism>.cfg, if there is one, and no --flagfile;
+2. the flag files, and then their --sweep;
+3. what is typed, and then its --sweep.
+
+Each source is a dictionary of the settings that it sets, and `override` puts a stronger one over a
+weaker one.
+
+This module imports neither TensorFlow nor Keras.
+"""
+
+import dataclasses
+import functools
+import itertools
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from absl import flags
+
+import tfdp
+from tfdp.experiments.console import program
+from tfdp.experiments.rules import NONE, check_files
+from tfdp.experiments.settings import SETTINGS, USUAL_EPSILON, Experiment
+from tfdp.experiments.sweep import folder_name, product
+
+_PACKAGE = Path(tfdp.__file__).parent
+# The folder flags/: of an installed package, or of a clone.
+FLAG_FILES = next(p for p in (_PACKAGE / "flags", _PACKAGE.parent / "flags") if p.is_dir())
+RECIPES = FLAG_FILES / "defaults"
+_DEFAULTS = {name: known.default for name, known in SETTINGS.items()}
+_DEFINE = {
+    bool: flags.DEFINE_bool,
+    int: flags.DEFINE_integer,
+    float: flags.DEFINE_float,
+    str: flags.DEFINE_string,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One training of a command.
+
+    Attributes:
+        experiment: the settings of the training.
+        values: the swept values as texts, by the names of the settings; empty if the command trains
+            only once.
+        read: the flag files, or the recipe, that settings were read from.
+        command: the command that makes this training alone, without the folder of its result.
+    """
+
+    experiment: Experiment
+    values: dict[str, str]
+    read: tuple[str, ...] = ()
+    command: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The swept values in one text, unique among the points; also the name of the folder."""
+        return folder_name(self.values)
+
+
+def define(flag_values: flags.FlagValues = flags.FLAGS, sweeps: bool = True) -> None:
+    """Defines a flag for every setting and, if `sweeps`, the flag --sweep."""
+    here = {"flag_values": flag_values, "module_name": __name__}
+    for name, known in SETTINGS.items():
+        listed = "" if known.allowed is None else f" One of: {', '.join(known.allowed)}."
+        _DEFINE[known.kind](name, known.default, known.help + listed, **here)
+    if sweeps:
+        flags.DEFINE_multi_string(
+            "sweep",
+            None,
+            "Trains once for each value, as in --sweep=epsilon=0.5,1,2 or --sweep="
+            '"epsilon=1,2 seed=3,4", where the settings move together. Several make the product. A '
+            "swept setting that is set as well keeps the points with that value.",
+            **here,
+        )
+
+
+def parse(argv: Sequence[str], flag_values: flags.FlagValues = flags.FLAGS) -> list[str]:
+    """Parses flags; what is typed wins over flag files, wherever it is typed.
+
+    Returns:
+        The words that are no flags, after the program's name.
+
+    Raises:
+        ValueError: a flag is unknown or has a value of another type.
+    """
+    files, typed = _split(argv)
+    try:
+        return flag_values([argv[0], *map(_flagfile, files), *typed])
+    except flags.Error as error:
+        raise ValueError(str(error)) from error
+
+
+def points(argv: Sequence[str], recipes: Path | None = RECIPES) -> list[Point]:
+    """Returns the trainings that a command line asks for, one for each point of the sweeps.
+
+    If a swept setting is also set by a flag of its own, only the points with that value remain. If
+    that leaves a single point, it is trained like a command without a sweep.
+
+    Args:
+        argv: the command line, with the program's name. Flags that are no settings are passed over.
+        recipes: the folder of the recipes; None takes none.
+
+    Raises:
+        ValueError: a setting or a sweep is invalid, or no point remains.
+    """
+    files, words = _split(argv)
+    typed = _source(words)
+    filed = _source(map(_flagfile, files), "In a flag file: ").without(typed)
+    pairs = itertools.product(filed.points, typed.points)
+    found = [
+        _point(files, recipes, filed.fixed, weak, typed.fixed, strong) for weak, strong in pairs
+    ]
+    kept = [point for point in found if point is not None]
+    fixed, swept = filed.fixed | typed.fixed, filed.points[0] | typed.points[0]
+    chosen = {name: value for name, value in fixed.items() if name in swept}
+    if not kept:
+        raise ValueError(
+            f"No point of --sweep has {' and '.join(flag_of(*each) for each in chosen.items())}."
+        )
+    if chosen and len(kept) == 1:  # nothing varies
+        return [dataclasses.replace(kept[0], values={})]
+    return kept
+
+
+def override(weaker: Mapping[str, Any], stronger: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a weaker source, replaced by those of a stronger one.
+
+    Two rules say what else the stronger source silences in the weaker one: the rivals of what it sets
+    (`epochs` for `steps`), and what has no effect beside it (`momentum` with `optimizer=adam`).
+    """
+    rivals = {SETTINGS[name].rival for name in stronger}
+    values = {name: value for name, value in weaker.items() if name not in rivals} | stronger
+    causes = set(stronger)
+    while silenced := {
+        name
+        for name in values.keys() - causes
+        if (need := SETTINGS[name].unmet(_DEFAULTS | values)) and need.name in causes
+    }:
+        values = {name: value for name, value in values.items() if name not in silenced}
+        causes |= silenced
+    return values
+
+
+def flag_of(name: str, value) -> str:
+    """Returns the flag that sets a setting to a value."""
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no{name}"
+    short = isinstance(value, float) and float(f"{value:g}") == value
+    return f"--{name}={value:g}" if short else f"--{name}={value}"
+
+
+def common_name(found: Sequence[Point]) -> str:
+    """Returns "<dataset>_<mechanism>", with "sweep" in place of a part that differs by point."""
+    names = []
+    for of in ("dataset", "mechanism"):
+        values = {getattr(point.experiment, of) for point in found}
+        names.append(values.pop() if len(values) == 1 else "sweep")
+    return "_".join(names).replace("/", "-")
+
+
+def _point(files, recipes, filed, weak, typed, strong) -> Point | None:
+    """Returns the training of a point of the flag files' sweeps and one of the typed ones.
+
+    Returns:
+        None if a swept setting has another value than the one that is set as well.
+    """
+    sources = [filed, _parsed(weak), typed, _parsed(strong)]
+    fixed, swept = filed | typed, sources[1] | sources[3]
+    if any(swept[name] != fixed.get(name, swept[name]) for name in swept):
+        return None
+    values, read = _combined(sources, tuple(files), recipes)
+    varied = {name: text for name, text in (weak | strong).items() if name not in fixed}
+    said = typed | {name: swept[name] for name in varied}
+    command = _command(files, {name: value for name, value in said.items() if name in values})
+    return Point(_experiment(values), varied, read, command)
+
+
+class _Source(NamedTuple):
+    """What one source sets: values by the names of settings, and the points of its sweeps."""
+
+    fixed: dict[str, Any]
+    points: list[dict[str, str]]
+
+    def without(self, stronger: "_Source") -> "_Source":
+        """Leaves out what the sweeps of a stronger source set, and the rivals of all that it sets."""
+        swept = stronger.points[0].keys()
+        replaced = swept | {SETTINGS[name].rival for name in swept | stronger.fixed.keys()}
+        kept = [{n: text for n, text in p.items() if n not in replaced} for p in self.points]
+        different = {tuple(point.items()): point for point in kept}
+        fixed = {name: value for name, value in self.fixed.items() if name not in replaced}
+        return _Source(fixed, [*different.values()])
+
+
+def _source(words: Iterable[str], where: str = "", sweeps: bool = True) -> _Source:
+    """Parses the settings and, if `sweeps`, the sweeps among flags; without, refuses other flags."""
+    known = flags.FlagValues()
+    define(known, sweeps)
+    try:
+        known(["", *words], known_only=sweeps)
+        fixed = {name: known[name].value for name in SETTINGS if known[name].present}
+        for name, value in fixed.items():
+            SETTINGS[name].check(value)
+        points = product(known["sweep"].value or ()) if sweeps else [{}]
+        names = fixed.keys() | points[0].keys()
+        if rivals := sorted(name for name in names if SETTINGS[name].rival in names):
+            raise ValueError(f"Expected one of --{' and --'.join(rivals)}. Received both.")
+    except (flags.Error, ValueError) as error:
+        raise ValueError(f"{where}{error}") from error
+    return _Source(fixed, points)
+
+
+def _parsed(point: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the values of a point of a sweep."""
+    return _source([f"--{name}={text}" for name, text in point.items()], "In --sweep: ").fixed
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the flag files that a command line names, and its other words."""
+    files, others, words = [], [], iter(argv[1:])
+    for word in words:
+        name, equals, path = word.partition("=")
+        if name in ("--flagfile", "-flagfile"):
+            files.append(path if equals else next(words, ""))
+        else:
+            others.append(word)
+    return files, others
+
+
+def _flagfile(path: str) -> str:
+    """Returns the flag for a flag file; `flags/...` is found wherever the command is given."""
+    places = (Path(path).expanduser(), FLAG_FILES.parent / path)
+    for place in places:
+        if place.is_file():
+            return f"--flagfile={place}"
+    raise ValueError(f"--flagfile={path} is not a file.")
+
+
+def _combined(sources, files, recipes) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Returns the values that sources set, with those of a recipe, and the files that were read."""
+    values = functools.reduce(override, sources)
+    if files or recipes is None:
+        return values, files
+    complete = _DEFAULTS | values
+    path = recipes / f"{complete['dataset']}_{complete['mechanism']}.cfg".replace("/", "-")
+    if not path.exists():
+        return values, ()
+    recipe = _source([f"--flagfile={path}"], f"In {path}: ", sweeps=False)
+    return functools.reduce(override, [recipe.fixed, *sources]), (str(path),)
+
+
+def _command(files: Sequence[str], said: Mapping[str, Any]) -> str:
+    """Returns a command line that names flag files and values, but none that run.json leaves out."""
+    start = ["python", "train.py"] if program() == "train.py" else [program()]
+    values = [flag_of(name, value) for name, value in said.items() if SETTINGS[name].recorded]
+    return shlex.join([*start, *(f"--flagfile={path}" for path in files), *values])
+
+
+def _experiment(values: Mapping[str, Any]) -> Experiment:
+    """Returns the experiment with these settings, completed by the defaults."""
+    values = _DEFAULTS | values
+    private = values["mechanism"] != NONE
+    if private and values["epsilon"] is None and values["noise_multiplier"] is None:
+        values["epsilon"] = USUAL_EPSILON
+    experiment = Experiment(**values)
+    check_files(experiment)
+    return experiment

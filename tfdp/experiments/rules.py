@@ -1,0 +1,197 @@
+"""What one setting of an experiment may be, and what several have to be together.
+
+This module imports neither TensorFlow nor Keras.
+"""
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tfdp._validate import did_you_mean
+from tfdp.accounting.mechanisms.none import NoMechanism
+from tfdp.accounting.mechanisms.registry import mechanism_class, mechanism_names
+from tfdp.data.datasets import check_name, kind_of
+from tfdp.experiments.public_data import PUBLIC
+from tfdp.models import MODELS as ARCHITECTURES
+from tfdp.models import PRIVATE_BATCH
+
+if TYPE_CHECKING:
+    from tfdp.experiments.settings import Experiment
+
+NONE = NoMechanism.name
+# The number of training examples, where it is known before the data are read.
+EMBEDDED = {"digits": 1437}
+# The embeddings that are drawn at random; any other value of --embeddings is the path of a file.
+DRAWN_EMBEDDINGS = ("trained", "frozen")
+# The networks for images, for rows of text, and for texts, with the one length of the vectors of words
+# that fits.
+MODELS = tuple(name for name, known in ARCHITECTURES.items() if not known.takes_tokens)
+TEXT_MODELS = ("tutorial_lstm",)
+WORD_MODELS: dict[str, int | None] = {"bilstm": None, "bilstm_dl": None, "transformer": 64}
+
+
+class Need(NamedTuple):
+    """A condition on another setting, without which a setting has no effect.
+
+    Attributes:
+        name: the other setting.
+        accepts: the values with which the condition is met, or a function that tells them.
+        said: the condition in words; "" lists the values.
+    """
+
+    name: str
+    accepts: tuple[Any, ...] | Callable[[Any], bool]
+    said: str = ""
+
+    def is_met(self, values: Mapping[str, Any]) -> bool:
+        """Whether the other setting has a value with which the setting is used."""
+        found = values[self.name]
+        return self.accepts(found) if callable(self.accepts) else found in self.accepts
+
+    def words(self) -> str:
+        """The condition in words, such as "--optimizer=sgd"."""
+        return self.said or " or ".join(f"--{self.name}={v}" for v in self.accepts if v is not None)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting:
+    """The declaration of one field of `Experiment`.
+
+    Attributes:
+        help: the help text, one or more sentences.
+        default: the default value; with None, the value may be None.
+        group: the heading of --help that begins with this setting; None continues the last one.
+        choices: the allowed values, or a function that returns them; None allows any value.
+        interval: the allowed numbers, such as "(0, 1)"; None allows all above 0.
+        private: whether only private mechanisms use the setting.
+        own: whether only mechanisms that name it in their `settings` use the setting.
+        rule: whether only mechanisms without an update rule of their own use the setting.
+        needs: other conditions, without which the setting has no effect.
+        rival: the setting that this one replaces, as `steps` replaces `epochs`.
+        recorded: whether the setting is written into run.json.
+        name: the name of the field.
+        kind: the type of the value: bool, int, float or str.
+    """
+
+    help: str
+    default: Any = None
+    group: str | None = None
+    choices: tuple[str, ...] | Callable[[], tuple[str, ...]] | None = None
+    interval: str | None = None
+    private: bool = False
+    own: bool = False
+    rule: bool = False
+    needs: tuple[Need, ...] = ()
+    rival: str | None = None
+    recorded: bool = True
+    name: str = ""
+    kind: type = str
+
+    @property
+    def allowed(self) -> tuple[str, ...] | None:
+        """The allowed values, as `choices` gives them at this moment; None allows any value."""
+        return self.choices() if callable(self.choices) else self.choices
+
+    def check(self, value) -> None:
+        """Raises ValueError if the setting cannot have this value, whatever the others are."""
+        if value is None and self.default is None:
+            return
+        allowed = self.allowed
+        if allowed is not None and value not in allowed:
+            raise ValueError(
+                f"Expected --{self.name} to be one of {', '.join(allowed)}. Received {value}."
+                f"{did_you_mean(str(value), allowed)}"
+            )
+        if self.interval is not None and not _is_within(value, self.interval):
+            raise ValueError(
+                f"Expected --{self.name} to be a number in {self.interval}. Received {value}."
+            )
+
+    def unmet(self, values: Mapping[str, Any]) -> Need | None:
+        """Returns why the setting has no effect beside other values; None if it has one."""
+        mechanism = values["mechanism"]
+        kind = mechanism_class(mechanism)
+        if self.private and mechanism == NONE:
+            return Need("mechanism", (), "a private mechanism")
+        if self.own and self.name not in kind.settings:
+            having = (m for m in mechanism_names() if self.name in mechanism_class(m).settings)
+            return Need("mechanism", tuple(having))
+        if self.rule and kind.update_rules == "own":
+            return Need("mechanism", (), "a mechanism whose paper leaves the update rule open")
+        return next((need for need in self.needs if not need.is_met(values)), None)
+
+
+def _is_within(value: float | None, interval: str) -> bool:
+    low, high = map(float, interval[1:-1].split(","))
+    includes_low = interval.startswith("[") and value == low
+    return value is not None and (low < value < high or includes_low)
+
+
+def check_together(experiment: "Experiment") -> None:
+    """Raises ValueError if valid settings do not fit together.
+
+    Here is what would cost a download, or what the rest of tfdp does not refuse by itself.
+    """
+    check_name(experiment.dataset)
+    if experiment.dataset in EMBEDDED:
+        check_number(experiment, EMBEDDED[experiment.dataset])
+    _check_model(experiment)
+    _check_public_data(experiment)
+    _check_running_statistics(experiment)
+
+
+def check_number(experiment: "Experiment", num_examples: int) -> None:
+    """Raises ValueError if a lot is larger than the training data."""
+    if not experiment.batch_size <= num_examples:
+        raise ValueError(
+            f"Expected --batch_size to be at most the number of training examples, {num_examples:,}. "
+            f"Received {experiment.batch_size:,}."
+        )
+
+
+def check_files(experiment: "Experiment") -> None:
+    """Raises ValueError if a file or folder that a setting names is not there."""
+    folder = experiment.data_dir
+    if folder is not None and not os.path.isdir(os.path.expanduser(folder)) and "://" not in folder:
+        raise ValueError(
+            f"--data_dir={folder} is not a folder. Name the one that holds the data, or make it: data "
+            "are downloaded to it."
+        )
+    named = {name: getattr(experiment, name) for name in ("vocabulary", "initial_weights")}
+    if experiment.embeddings not in DRAWN_EMBEDDINGS:
+        named["embeddings"] = experiment.embeddings
+    for name, path in named.items():
+        if path is not None and not os.path.isfile(os.path.expanduser(path)):
+            also = f" Or pass {' or '.join(DRAWN_EMBEDDINGS)}." if name == "embeddings" else ""
+            raise ValueError(f"--{name}={path} is not a file. Name one, or leave it out.{also}")
+
+
+def _check_model(experiment: "Experiment") -> None:
+    dataset, kind = experiment.dataset, kind_of(experiment.dataset)
+    fitting = {"images": MODELS, "rows": TEXT_MODELS, "texts": WORD_MODELS}.get(kind)
+    if fitting is not None and experiment.model not in fitting:
+        raise ValueError(
+            f"--model={experiment.model} does not fit --dataset={dataset}, whose examples are {kind}. "
+            f"Use --model={' or '.join(fitting)}."
+        )
+
+
+def _check_public_data(experiment: "Experiment") -> None:
+    dataset = experiment.dataset
+    if not (experiment.private and experiment.takes_public_data):
+        return
+    if dataset == (experiment.public_data or PUBLIC.get(dataset)):
+        raise ValueError(
+            f"--dataset={dataset} cannot be private and public at once. Use --public_data=strokes, or "
+            "--normalization=layer."
+        )
+
+
+def _check_running_statistics(experiment: "Experiment") -> None:
+    plain = experiment.optimizer == "sgd" and not experiment.momentum
+    if experiment.normalization == PRIVATE_BATCH and not plain:
+        raise ValueError(
+            f"--normalization={PRIVATE_BATCH} needs --optimizer=sgd --momentum=0: only then are its "
+            "running statistics moving averages. Pass them, or use --normalization=layer."
+        )
