@@ -77,3 +77,8 @@ def test_nothing_finite_for_a_search_with_one_bad_trial():
     bad = vary(RUN, insecure_seed=True)
     found = of_random_search([[RUN], [bad]], DELTA, "zero_out", 5)
     assert math.isinf(found.epsilon) and "seed" in found.reason
+
+
+def test_a_search_has_trials():
+    with pytest.raises(ValueError, match="ledger of each trial"):
+        Statement.of_search([], DELTA)

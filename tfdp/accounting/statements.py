@@ -118,6 +118,8 @@ class Statement:
           >>> print(f"{best.epsilon:.2f} {all_of_them.epsilon:.2f}")
           1.37 2.40
         """
+        if not trials:
+            raise ValueError("Expected the ledger of each trial. Received none.")
         together = Ledger()
         for ledger in trials:
             together.merge(ledger)

@@ -74,9 +74,9 @@ def epsilon_of_mixture(
     high = 1.0
     while excess(high) > 0:
         high *= 2.0
-    root = optimize.brentq(excess, 0.0, high, xtol=1e-13, rtol=1e-13)
+    root, step = optimize.brentq(excess, 0.0, high, xtol=1e-13, rtol=1e-13), 1e-13
     while excess(root) > 0:  # an epsilon below the root would understate the loss
-        root *= 1 + 1e-13
+        root, step = root * (1 + step), 2 * step
     return root
 
 
@@ -91,6 +91,7 @@ def mu_of_epsilon(epsilon: float, delta: float) -> float:
     mu = optimize.brentq(
         lambda m: max(float(log_delta(epsilon, m)), -700.0) - target, low, high, rtol=1e-13
     )
+    step = 1e-12
     while epsilon_of_mu(mu, delta) > epsilon:
-        mu *= 1 - 1e-12
+        mu, step = mu * (1 - step), 2 * step
     return mu
