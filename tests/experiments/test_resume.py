@@ -2,7 +2,9 @@
 
 import errno
 import os
+import signal
 
+import keras
 import pytest
 
 from tests.experiments.result_helpers import Crash, after_step, names
@@ -107,6 +109,26 @@ def test_a_plain_training_that_stopped_early_only_writes_its_result(tmp_path, mo
     with after_step(1):
         result = train(tmp_path / "r", of)
     assert check(tmp_path / "r")["steps"] == 4 and len(result.history["loss"]) == 2
+
+
+def test_an_interruption_waits_until_a_plain_state_is_whole(tmp_path, monkeypatch):
+    save = keras.Model.save_weights
+
+    def interrupted(model, *arguments, **options):
+        signal.raise_signal(signal.SIGINT)
+        save(model, *arguments, **options)
+
+    of = settings("none")
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(KeyboardInterrupt),
+        RunFolder(tmp_path / "r") as folder,
+    ):
+        patch.setattr(keras.Model, "save_weights", interrupted)
+        run_into(folder, of, verbose=0)
+    with after_step(6):  # the first epoch is not trained again
+        result = train(tmp_path / "r", of)
+    assert len(result.history["loss"]) == 3
 
 
 def cut(path):

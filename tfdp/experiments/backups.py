@@ -9,6 +9,7 @@ import time
 import keras
 
 from tfdp._files import replaced_whole
+from tfdp._interruptions import Interruptions
 from tfdp._validate import finite, whole
 from tfdp.callbacks import BackupAndRestore
 from tfdp.experiments.settings import Experiment
@@ -71,6 +72,14 @@ class PlainBackup(keras.callbacks.BackupAndRestore):
             self.epochs = {int(epoch): logs for epoch, logs in epochs.items()}
 
     def on_epoch_end(self, epoch, logs=None):
+        with Interruptions():  # Ctrl-C would leave a file of a part of the weights
+            try:
+                self._save(epoch, logs)
+            except BaseException:
+                shutil.rmtree(self.backup_dir, ignore_errors=True)  # it may be such a file, too
+                raise
+
+    def _save(self, epoch, logs):
         super().on_epoch_end(epoch, logs)
         self.epochs[epoch] = {name: float(value) for name, value in (logs or {}).items()}
         seconds = self.earlier_seconds + time.monotonic() - self._since
