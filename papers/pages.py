@@ -84,8 +84,7 @@ def _overview(page, recorded, path) -> list[str]:
     cited = {table.paper: table.cited for table in page.tables if table.cited}
     lines = [f"* {paper}: {text}" for paper, text in cited.items()]
     if cited:
-        findings = os.path.relpath(ROOT / "papers" / "findings.md", path.resolve().parent)
-        lines += ["", f"[What we found about the papers]({findings})", ""]
+        lines += ["", "[What we found about the papers](findings.md)", ""]
     lines += [_AGAIN, "", "| name | what it shows | cells measured |", "| --- | --- | --- |"]
     lines += [f"| `{t.name}` | {_title(t)} | {_counted(t, recorded)} |" for t in page.tables]
     return [*lines, ""]

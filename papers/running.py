@@ -29,6 +29,8 @@ from tfdp._files import replaced_whole
 _NO_RECIPE = "papers/no_recipe.cfg"
 # Default minutes for an unmeasured training, to estimate the time that is left.
 _UNKNOWN_MINUTES = 5.0
+# Minutes until a process of train.py has imported TensorFlow and read its data.
+_START_MINUTES = 0.3
 Todo = dict[str, tuple[Cell, list[int]]]
 
 
@@ -87,6 +89,7 @@ def minutes(todo: Todo, recorded: Records) -> float:
     """Returns about how many minutes trainings take on two quiet cores, one after the other."""
     return sum(
         len(seeds) * (records.minutes_of(cell, recorded) or _UNKNOWN_MINUTES)
+        + len(seeds) * (not cell.computed) * _START_MINUTES
         for cell, seeds in todo.values()
     )
 
@@ -120,7 +123,8 @@ def run(
     if todo:
         number, took = sum(len(seeds) for _, seeds in todo.values()), minutes(todo, recorded)
         print(
-            f"To run: {number}, about {math.ceil(took):,} minutes one after the other on two cores."
+            f"To run: {number}, about {math.ceil(took):,} min one after the other on two quiet cores.",
+            flush=True,
         )
     ended = {"done": [], "failed": [*wrong], "busy": [], "left": []}
     ended["done"] = [
@@ -174,6 +178,8 @@ class _Runner:
             try:
                 for seed in seeds:
                     words.append(self._one(cell, seed, file))
+                    if len(seeds) > 1:
+                        print(f"    {cell.name}, seed {seed}: {words[-1]}", flush=True)
             except Exception as error:  # one cell that fails ends no others
                 return "failed", f"{error} (all of it: {log})"
         return "done", f"{', '.join(words)} ({(time.monotonic() - started) / 60:.1f} min)"

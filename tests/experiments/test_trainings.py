@@ -57,7 +57,7 @@ def test_a_point_that_fails_does_not_lose_the_others(tmp_path, capsys):
     assert "RuntimeError: out of memory" in said.err
     assert said.out.count("failed") == 2 and said.out.count("87.50%") == 2
     rows = [line.split() for line in said.out.splitlines() if "│" in line]
-    assert ["│0.5", "│", "1", "│", "87.50%", "│", "1,234", "│", "0.5│"] in rows
+    assert ["│0.5", "│", "1", "│", "87.50%", "│", "1,235", "│", "0.5│"] in rows
     assert ["│8", "│", "1", "│", "failed", "│", "│", "│"] in rows
     both = proven_composition([RUN, RUN], 1e-5).epsilon
     assert f"All 2 trainings together: proven epsilon {format_epsilon(both)}" in said.out

@@ -109,8 +109,8 @@ class RunFolder:
         if names := [n for n in {**before, **now} if before.get(n) != now.get(n)]:
             theirs, ours = (", ".join(f"{n}={s.get(n)}" for n in names) for s in (before, now))
             raise ResultError(
-                f"The unfinished training in {self.unfinished} has other settings: {theirs}. Found "
-                f"{ours}. Give its settings to resume it, choose another folder, or {_NEVER}."
+                f"The unfinished training in {self.unfinished} was begun with {theirs}, and this "
+                f"command has {ours}. Resume it with its settings, choose another folder, or {_NEVER}."
             )
 
     def begin(self, settings: Mapping) -> None:

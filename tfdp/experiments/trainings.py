@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from tfdp.accounting.guarantee import format_epsilon, rounded_up
 from tfdp.experiments import console
 from tfdp.experiments.command import Point
 
@@ -113,7 +114,7 @@ def print_summary(
         if ending is None:
             record = json.loads((folder / point.name / "run.json").read_text())
             ended = [f"{100 * record['test_accuracy']:.2f}%"]
-            ended += [_epsilon(record[kind]["epsilon"]) for kind in ("claimed", "proven")]
+            ended += [_epsilon(float(record[kind]["epsilon"])) for kind in ("claimed", "proven")]
             private += [(point.experiment, record)] * point.experiment.private
         table.add_row(*point.values.values(), *ended)
     to.print("", table)
@@ -124,7 +125,6 @@ def print_summary(
 def _together(private) -> str:
     """The cost of all trainings of a sweep together: whoever chooses among them releases all."""
     from tfdp.accounting import Run, proven_composition
-    from tfdp.accounting.guarantee import format_epsilon
 
     kinds = {(of.dataset, of.delta, of.adjacency) for of, _ in private}
     runs = [Run.from_dict(run) for _, record in private for run in record["runs"]]
@@ -138,5 +138,5 @@ def _together(private) -> str:
     )
 
 
-def _epsilon(value: float | str) -> str:
-    return "infinite" if math.isinf(float(value)) else f"{float(value):,.4g}"
+def _epsilon(value: float) -> str:
+    return "infinite" if math.isinf(value) else f"{float(rounded_up(value, 4)):,.4g}"

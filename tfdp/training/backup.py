@@ -166,9 +166,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.epochs = {int(epoch): logs for epoch, logs in notes["epochs"]}
         if lost:
             logging.warning(
-                "The training in %s resumes after step %s. The last %s of them may have been begun "
-                "after its last state: they are counted, and lost to the weights.",
-                self._folder.path, f"{about['steps'] + lost:,}", f"{lost:,}",
+                "The training in %s resumes from its state after step %s. Up to %s steps were begun "
+                "after that: they stay counted, but their results are lost. Step %s is the next one.",
+                self._folder.path, f"{about['steps']:,}", f"{lost:,}", f"{about['steps'] + lost + 1:,}",
             )  # fmt: skip
         if feed.steps is not None and place.step >= feed.steps:  # the epochs are shorter now
             place = place.next_epoch()
