@@ -106,7 +106,8 @@ class MatrixDPOptimizer(DPKerasOptimizer):
 def _as_strategy(strategy, bands, objective, steps) -> Strategy:
     if isinstance(strategy, dict):
         strategy = Strategy(**strategy)
-    if strategy == "banded_toeplitz" and None in (bands, steps):
+    optimized = isinstance(strategy, str) and strategy == "banded_toeplitz"
+    if optimized and (bands is None or steps is None):
         raise ValueError(
             "The strategy 'banded_toeplitz' is optimized for a plan. Pass the number of steps of the "
             "whole training and the number of bands, such as steps=300, bands=8, or another strategy."
