@@ -1,6 +1,6 @@
 """Kills `train.py` at random moments until it has finished: the table of docs/crashes.md.
 
-    python -m tests.crash_trials [--kills=20] [--mechanisms=dpsgd,matrix] --out=FILE
+    python -m tests.crash_trials [--kills=20] [--mechanisms="dpsgd;matrix"] --out=FILE
 
 Each training is killed with SIGKILL `kills` times, at moments that are uniform over the time from the
 start of the process to `window` seconds after its first epoch, and then left alone. The same training
