@@ -84,7 +84,9 @@ def _overview(page, recorded, path) -> list[str]:
     cited = {table.paper: table.cited for table in page.tables if table.cited}
     lines = [f"* {paper}: {text}" for paper, text in cited.items()]
     if cited:
-        lines += ["", "[What we found about the papers](findings.md)", ""]
+        if (path.parent / "findings.md").exists():
+            lines += ["", "[What we found about the papers](findings.md)"]
+        lines.append("")
     lines += [_AGAIN, "", "| name | what it shows | cells measured |", "| --- | --- | --- |"]
     lines += [f"| `{t.name}` | {_title(t)} | {_counted(t, recorded)} |" for t in page.tables]
     return [*lines, ""]

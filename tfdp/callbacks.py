@@ -133,8 +133,13 @@ class _Spending(keras.callbacks.Callback):
             self._curves[kind] = EpsilonCurve(self.model, delta, kind, self.adjacency)
         return self._curves[kind]
 
+    def _ended_early(self) -> bool:
+        """Whether a callback ended the training, and planned steps count that were not taken."""
+        privacy = self.model.privacy
+        return self.model.stop_training and privacy.steps_if_ended > privacy.steps_taken
+
     def _at_the_end(self, kind) -> float:
-        """Epsilon if the training ends now: all planned steps count."""
+        """Epsilon of all planned steps."""
         steps = self.model.privacy.steps_if_ended
         return math.inf if math.isinf(steps) else self._curve(kind).at(steps)
 
@@ -194,7 +199,7 @@ class PrivacyProgress(_Spending):
 
     def on_train_end(self, logs=None):
         shown = self.model.history.history.get(self.name)
-        if shown and self.model.privacy.steps_if_ended > self.model.privacy.steps_taken:
+        if shown and self._ended_early():
             self._logs[self.name] = shown[-1] = self._at_the_end(self.kind)
 
 
@@ -273,9 +278,8 @@ class PrivacyTensorBoard(_Spending):
         self._writer.flush()
 
     def on_train_end(self, logs=None):
-        privacy = self.model.privacy
-        if privacy.steps_if_ended > privacy.steps_taken:
-            with self._writer.as_default(step=privacy.steps_taken):
+        if self._ended_early():
+            with self._writer.as_default(step=self.model.privacy.steps_taken):
                 for kind in ("claimed", "proven"):
                     tf.summary.scalar(f"privacy/epsilon_{kind}", self._at_the_end(kind))
         self._writer.close()

@@ -424,7 +424,7 @@ class Session:
             f"at delta {self._budget.delta:g} ({self._budget.adjacency}) allows {self.limit:g} steps "
             f"of this training on these weights, and {self.taken} were taken. "
             "tfdp.accounting.noise_for finds the noise for a budget; tfdp.callbacks.StopAtBudget ends "
-            "a training that has begun without this error."
+            "a running training without this error."
         )
 
 

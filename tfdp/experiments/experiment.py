@@ -299,9 +299,8 @@ def _with_canaries(dataset, world):
     inputs = {"x_test": world.inputs(dataset.x_test)}
     if dataset.x_validation is not None:
         inputs["x_validation"] = world.inputs(dataset.x_validation)
-    return dataclasses.replace(dataset, x_train=x, y_train=y, **inputs), weight[
-        0
-    ] if weight else None
+    dataset = dataclasses.replace(dataset, x_train=x, y_train=y, **inputs)
+    return dataset, weight[0] if weight else None
 
 
 def _callbacks(task, log_dir, backup) -> list:
