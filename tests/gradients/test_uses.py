@@ -109,7 +109,26 @@ def parts_of_weights():
         Own(lambda x, a: sum(ops.matmul(x, part) for part in ops.unstack(a)), (2, 4, 3)),
         Own(lambda x, a: x * a[1] - a[-1], (3, 4)),
         Own(lambda x, a: ops.matmul(x, -3.0 * ops.reshape(a, (4, 3))), (3, 4)),
+        Own(lambda x, a, b: ops.matmul(x, ops.concatenate([a, b, a], axis=1)), (4, 2), (4, 3)),
+        Own(lambda x, a, b: ops.matmul(x, ops.concatenate([a, b])), (1, 3), (3, 3)),
+        Own(lambda x, a, b: looked_up(x, ops.concatenate([a, b], axis=-1)), (9, 2), (9, 1)),
+        Own(lambda x, a, b: x * ops.concatenate([a, b]), (1,), (3,)),
     ]
+
+
+def test_weights_side_by_side_stay_factors():
+    layer = Own(lambda x, q, k: ops.matmul(x, ops.concatenate([q, k], axis=1)), (4, 2), (4, 3))
+    forward, _, x, y, weight = lot_for(keras.Sequential([keras.Input((5, 4)), layer]))
+
+    @tf.function(autograph=False)
+    def kinds():
+        gradients, *_ = ghost.per_example_gradients(forward, x, y, weight, tf.constant(0))
+        found.extend(map(type, gradients))
+        return 0
+
+    found = []
+    kinds()
+    assert found == [OuterProducts, OuterProducts]
 
 
 def test_parts_of_weights():

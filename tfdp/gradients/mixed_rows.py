@@ -47,12 +47,13 @@ def refuse_mixed_rows(forward, run, x, y, outputs) -> None:
         return  # mixes rows on purpose, and is accounted so
     losses = _names_of_losses(model)
     try:
+        loss = _traced_loss(forward)
         # Some models and losses react to their neighbours only where numbers are large.
         for floats in (_fractions, _large):
             _judge_outputs(forward, run, _Lots((x, y), floats))
             if losses:
                 data, predicted = _Lots((x, apart(y)[0])), _Lots(outputs, floats)
-                _judge_loss(forward, losses, lambda i, j: (*data(i, j), predicted(i, j)))  # noqa: B023
+                _judge_loss(model, losses, loss, lambda i, j: (*data(i, j), predicted(i, j)))  # noqa: B023
     except _Mixed as error:
         raise ValueError(str(error)) from None
     except Exception as error:
@@ -167,17 +168,19 @@ def _names_of_losses(model) -> list[str]:
 _CHOICES = ((0, 0), (0, 1), (1, 0), (1, 1))
 
 
-def _judge_loss(forward, names, lots):
-    model, weights = forward.model, [tf.convert_to_tensor(v) for v in forward.variables]
+def _traced_loss(forward):
+    """Returns a `tf.function` of x, y and outputs: the loss, always with the same seeds."""
+    weights = [tf.convert_to_tensor(v) for v in forward.variables]
 
     def loss(x, y, y_pred):
-        scope = forward.scope(weights, forward.state())  # always with the same seeds
-        return forward.loss(scope, x, y, y_pred)
+        return forward.loss(forward.scope(weights, forward.state()), x, y, y_pred)
 
-    specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), lots(0, 0))
-    traced = concrete_function(tf.function(loss, autograph=False), *specs)
-    values = [traced(*lots(*choice)) for choice in _CHOICES]
-    if not _interacts(values) or float(traced(*lots(0, 0))) != float(values[0]):
+    return tf.function(loss, autograph=False)
+
+
+def _judge_loss(model, names, loss, lots):
+    values = [loss(*lots(*choice)) for choice in _CHOICES]
+    if not _interacts(values) or float(loss(*lots(0, 0))) != float(values[0]):
         return
     if has_own_compute_loss(model):
         alone = [loss(*_first_row(lots(i, 0))) for i in (0, 1)]

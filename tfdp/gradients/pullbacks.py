@@ -116,6 +116,9 @@ def _pullback(operation, place):
         return _Rearranged(Arranged(tuple(output.shape), back))
     if kind == "Neg":
         return _Scaled(-1.0)
+    if kind == "ConcatV2":
+        axis = tf.get_static_value(operation.inputs[-1])
+        return None if axis is None else _joined(operation.inputs[:-1], place, int(axis))
     if output.shape != tensor.shape and kind not in PRODUCTS:
         return None  # the weight is broadcast
     if kind in ("AddV2", "Sub"):
@@ -182,6 +185,45 @@ class _Placed:
                 return Lookups(gradient.indices, vectors, gradient.size)
         values = tf.reshape(in_layout_of_variable(gradient), [-1, *self.shape])
         return Instantiated(tf.pad(values, [(0, 0), *self.margins]))
+
+
+def _joined(parts, place, axis):
+    """The pullback of a weight that was joined to others, as part number `place`."""
+    shapes = [part.shape for part in parts]
+    if not all(shape.is_fully_defined() for shape in shapes):
+        return None
+    axis %= len(shapes[0])
+    begin = sum(shape[axis] for shape in shapes[:place])
+    whole = list(shapes[place])
+    whole[axis] = sum(shape[axis] for shape in shapes)
+    return _Taken(tuple(whole), axis, begin, begin + shapes[place][axis])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Taken:
+    """The weight became a part of a larger tensor, along one axis: the others get none of its gradient.
+
+    Attributes:
+        shape: that of the larger tensor.
+        axis, begin, end: where the weight is in it.
+    """
+
+    shape: tuple
+    axis: int
+    begin: int
+    end: int
+
+    def __call__(self, gradient):
+        own = slice(self.begin, self.end)
+        finish = getattr(gradient, "finish", identity)
+        if isinstance(gradient, OuterProducts) and len(self.shape) == 2 and finish is identity:
+            factors = [gradient.left, gradient.right]
+            factors[self.axis] = factors[self.axis][..., own]
+            return OuterProducts(*factors)
+        if isinstance(gradient, Lookups) and self.axis == 1:
+            return Lookups(gradient.indices, gradient.vectors[..., own], gradient.size)
+        values = tf.reshape(in_layout_of_variable(gradient), [-1, *self.shape])
+        return Instantiated(values[(slice(None),) * (1 + self.axis) + (own,)])
 
 
 def _wider(values, margin):
