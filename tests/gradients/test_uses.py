@@ -172,6 +172,25 @@ def test_a_convolution_of_ones_own():
     check_engines(side_by_side((4, 5, 3), layer), engines=["ghost"])
 
 
+def test_a_convolution_of_groups_is_no_unknown_operation():
+    inputs = keras.Input((4, 5, 4))
+    x = layers.Conv2D(6, 2, groups=2)(inputs)  # Keras compiles it by XLA, in a function
+    model = keras.Model(inputs, layers.Dense(2)(layers.Flatten()(x)))
+    check_engines(model, engines=["ghost"])
+    forward, *_ = lot_for(model)
+
+    @tf.function(autograph=False)
+    def unknown(x):
+        reads = [tf.identity(v) for v in forward.variables]
+        forward.outputs(reads, forward.state(), x)
+        found.extend(uses_of(read, Dependence())[1] for read in reads)
+        return 0
+
+    found = []
+    unknown(tf.zeros([1, 4, 5, 4]))
+    assert found == [None] * 4
+
+
 def test_under_xla_and_in_microbatches():
     stack = [*products_and_look_ups()[2:5], other_operations()[4]]
     check_traced(side_by_side((5, 4), *stack), rows=4, jit_compile=True, microbatch_size=2)

@@ -101,6 +101,13 @@ def captured(graph: tf.Graph) -> list:
     return list(getattr(graph, "captures", []))
 
 
+def called_graph(operation: tf.Operation):
+    """The graph of the function that an operation of a graph calls, or None if it calls none."""
+    if operation.type not in ("PartitionedCall", "StatefulPartitionedCall"):
+        return None
+    return operation.graph._get_function(operation.get_attr("f").name).graph
+
+
 def variable_name(handle) -> str | None:
     """The name of the variable that an eager resource handle belongs to, or None if it is unknown.
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfdp._compat.tensorflow import called_graph
 from tfdp.gradients.factors import Instantiated, PerExampleGradient
 from tfdp.gradients.meetings import ENTRYWISE, PRODUCTS, meeting
 from tfdp.gradients.pullbacks import pullbacks_of
@@ -137,11 +138,30 @@ def _in_operation(operation, tensor, of_rows):
             operation.type in PRODUCTS and any(use.written_out for use in found)
         ):
             return found, why
-    met = meeting(operation, place)
+    met = meeting(operation, place) or _meeting_in_call(operation, place)
     if met is None:
         return None, why
     saved, form = met
     return [Use([operation.outputs[0]], saved, form, operation.type in ENTRYWISE)], None
+
+
+def _meeting_in_call(call, place):
+    """What `meeting` says of the one operation of a function, as of Keras' grouped convolutions."""
+    graph = called_graph(call)
+    if graph is None or len(graph.outputs) != 1:
+        return None
+    given = {inner.ref(): outer for inner, outer in zip(graph.inputs, call.inputs, strict=True)}
+    output = graph.outputs[0]
+    while output.op.type == "Identity":
+        output = output.op.inputs[0]
+    weight, inputs = graph.inputs[place], [*output.op.inputs]
+    places = [place for place, one in enumerate(inputs) if one is weight]
+    if len(places) != 1 or len(weight.consumers()) != 1:
+        return None
+    met = meeting(output.op, *places)
+    if met is None or any(one.ref() not in given for one in met[0]):
+        return None
+    return [given[one.ref()] for one in met[0]], met[1]
 
 
 def _through(operation, place, of_rows):
