@@ -5,9 +5,9 @@ import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
-from papers import computed, records, running
-from papers.catalogue import Cell, cells, tables
-from papers.records import RecordError, Records, measured, minutes_of
+from papers import records, running
+from papers.catalogue import cells, tables
+from papers.records import RecordError, Records, minutes_of
 
 _WIDTH = 80
 
@@ -68,37 +68,6 @@ def print_cells(names: Iterable[str], results: Path, recorded: Records) -> None:
         if cell.seeds:  # in one line, to be copied
             print(f"    {running.command(cell, cell.seeds[0], results)}")
     _print_all(wrong)
-
-
-def print_comparison(names: Iterable[str], results: Path, recorded: Records) -> None:
-    """Prints what was run here beside what is recorded, cell by cell.
-
-    The difference is in standard errors of a difference of two such means, where each has two seeds or
-    more.
-    """
-    here, left = records.collect(results, cells(names))
-    compared = [text for cell in cells(names) for text in _compared(cell, here, recorded)]
-    print("\n".join(compared) or f"None of these cells was run in {results}.")
-    _print_all(left)
-
-
-def _compared(cell: Cell, here, recorded) -> Iterable[str]:
-    if cell.computed:
-        mine, theirs = (computed.values(cell, found) for found in (here, recorded))
-        for label, name, to_text in computed.COMPUTATIONS[cell.computed].lines if mine else ():
-            before = to_text(theirs[name]) if theirs else "nothing"
-            yield f"{cell.name}: {label} {to_text(mine[name])} here, {before} recorded"
-    elif (mine := measured(cell, here)) is not None:
-        theirs = measured(cell, recorded)
-        text = f"{cell.name}: {mine} here, {theirs or 'nothing'} recorded"
-        if theirs is not None:
-            text += f", difference {mine.mean - theirs.mean:+.2f}"
-            if mine.error is not None and theirs.error is not None:
-                spread = math.hypot(mine.error, theirs.error)
-                text += (
-                    f", {(mine.mean - theirs.mean) / spread:+.1f} standard errors" if spread else ""
-                )
-        yield text
 
 
 def _here(cell, results, wrong) -> set[int]:
