@@ -21,7 +21,6 @@ from pathlib import Path
 
 from papers import records
 from papers.catalogue import UnknownName, cells
-from papers.records import RecordError
 
 _LATER = 75  # EX_TEMPFAIL of sysexits.h
 
@@ -31,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return options.action(options, records.read())
-    except (UnknownName, RecordError, OSError) as error:
+    except (UnknownName, OSError) as error:
         if isinstance(error, BrokenPipeError):
             raise
         print(f"error: {error}", file=sys.stderr)

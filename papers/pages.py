@@ -1,6 +1,5 @@
 """Writes the pages: what the papers print beside what was measured, in Markdown with figures."""
 
-import dataclasses
 import math
 import os
 import tomllib
@@ -8,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from papers import computed, figures, records
-from papers.catalogue import ROOT, Cell, Table, cells, tables
+from papers.catalogue import ROOT, Cell, cells, tables
 from papers.computed import COMPUTATIONS
 from papers.records import Measured, Records, measured, minutes_of
 from tfdp.accounting.guarantee import format_epsilon
@@ -24,21 +23,6 @@ _YOURS = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Page:
-    """A page of pages.toml: its path, title and introduction, and the files of its tables."""
-
-    path: str
-    title: str
-    papers: list[str]
-    introduction: str
-
-    @property
-    def tables(self) -> list[Table]:
-        """The tables on the page."""
-        return [table for table in tables() if table.name.split(".")[0] in self.papers]
-
-
 def write_pages(results: Path, out: Path, recorded: Records, joined: bool = True) -> list[str]:
     """Writes all pages with their figures into a folder, which is laid out like the repository.
 
@@ -50,36 +34,37 @@ def write_pages(results: Path, out: Path, recorded: Records, joined: bool = True
             written, too. Otherwise they have lines of their own.
 
     Returns:
-        What was written and left out, line by line.
+        What was written, line by line.
     """
-    own, said = records.collect(results, cells())
+    own, said = records.collect(results, cells()), []
     if joined:
         recorded, own = records.merge(recorded, own), {}
         records.write(out / records.RECORDS.relative_to(ROOT), recorded)
     (out / FIGURES).mkdir(parents=True, exist_ok=True)
-    for content in tomllib.loads(_PAGES.read_text())["pages"]:
-        page = Page(**content)
-        path = out / page.path
+    for page in tomllib.loads(_PAGES.read_text())["pages"]:
+        path = out / page["path"]
         path.parent.mkdir(parents=True, exist_ok=True)
-        introduction = page.introduction.strip() + ("" if joined else f" {_YOURS.format(results)}")
-        lines = [f"# {page.title}", "", introduction, "", *_overview(page, recorded, path)]
-        for table in page.tables:
+        introduction = page["introduction"].strip()
+        introduction += "" if joined else f" {_YOURS.format(results)}"
+        shown = [table for table in tables() if table.name.split(".")[0] in page["papers"]]
+        lines = [f"# {page['title']}", "", introduction, "", *_overview(shown, recorded, path)]
+        for table in shown:
             lines += _section(table, recorded, own, out, path)
         path.write_text("\n".join(lines))
         said.append(f"Written: {path}")
     return said
 
 
-def _overview(page, recorded, path) -> list[str]:
+def _overview(shown, recorded, path) -> list[str]:
     """The papers, and how much of each table is measured."""
-    cited = {table.paper: table.cited for table in page.tables if table.cited}
+    cited = {table.paper: table.cited for table in shown if table.cited}
     lines = [f"* {paper}: {text}" for paper, text in cited.items()]
     if cited:
         if (path.parent / "findings.md").exists():
             lines += ["", "[What we found about the papers](findings.md)"]
         lines.append("")
     lines += [_AGAIN, "", "| name | what it shows | cells measured |", "| --- | --- | --- |"]
-    lines += [f"| `{t.name}` | {_title(t)} | {_counted(t, recorded)} |" for t in page.tables]
+    lines += [f"| `{t.name}` | {_title(t)} | {_counted(t, recorded)} |" for t in shown]
     return [*lines, ""]
 
 

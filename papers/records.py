@@ -24,10 +24,6 @@ from tfdp._files import replaced_whole
 RECORDS = ROOT / "papers" / "records"
 
 
-class RecordError(ValueError):
-    """A training is not of the cell in whose place it stands."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Guarantee:
     """An epsilon at a delta, with its adjacency and, if it is infinite, the reason."""
@@ -165,38 +161,31 @@ def note(results: Path, cell: Cell, seed: int) -> Path:
     return Path(f"{place(results, cell, seed)}.json")
 
 
+def is_other(results: Path, cell: Cell, seed: int) -> bool:
+    """Whether a training with other flags, or another start, lies in the place of the cell's."""
+    if not (path := note(results, cell, seed)).exists():
+        return False
+    about = json.loads(path.read_text())
+    return not Record(tuple(about["flags"]), {}, about["start"]).is_of(cell)
+
+
 def made(results: Path, cell: Cell, seed: int) -> Training | Values | None:
-    """Returns what is finished of a cell here; None if it is not.
-
-    Raises:
-        RecordError: it was made with other flags.
-    """
-    folder, path = place(results, cell, seed), note(results, cell, seed)
-    if not (folder / "run.json").exists():
+    """Returns what is finished of a cell here; None if it is not, or is with other flags."""
+    path = place(results, cell, seed) / "run.json"
+    if not path.exists() or is_other(results, cell, seed):
         return None
-    content, about = (json.loads(p.read_text()) for p in (folder / "run.json", path))
-    if not Record(tuple(about["flags"]), {}, about["start"]).is_of(cell):
-        raise RecordError(
-            f"{folder} was made with other flags or another start than {cell.name} has in the "
-            "catalogue now. Remove it to train anew, or choose another folder of --results."
-        )
-    return parse(content | {"code": about["code"]})
+    code = json.loads(note(results, cell, seed).read_text())["code"]
+    return parse(json.loads(path.read_text()) | {"code": code})
 
 
-def collect(results: Path, chosen: Iterable[Cell]) -> tuple[dict[str, Record], list[str]]:
-    """Returns the records of what is finished here, and why something was left out."""
-    found, left = {}, []
+def collect(results: Path, chosen: Iterable[Cell]) -> dict[str, Record]:
+    """Returns the records of what is finished here."""
+    found = {}
     for cell in {cell.source: cell for cell in chosen}.values():
-        seeds = {}
-        for seed in cell.seeds:
-            try:
-                if (run := made(results, cell, seed)) is not None:
-                    seeds[seed] = run
-            except RecordError as error:
-                left.append(str(error))
-        if seeds:
+        runs = {seed: made(results, cell, seed) for seed in cell.seeds}
+        if seeds := {seed: run for seed, run in runs.items() if run is not None}:
             found[cell.source] = Record(cell.flags, seeds, cell.start)
-    return found, left
+    return found
 
 
 def merge(old: Records, new: Records) -> dict[str, Record]:

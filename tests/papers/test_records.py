@@ -36,7 +36,7 @@ def asked(folder):
 def test_only_what_is_missing_is_trained(results, small):
     shutil.rmtree(results / A / "seed=2")
     a, b = cells(["paper.T1.a"])
-    assert running.missing([a, b], results) == ({a.name: (a, [2])}, {})
+    assert running.missing([a, b], results) == {a.name: (a, [2])}
     status, said = small("run", "paper.T1.a")
     assert status == 0 and "2 done" in said and "62.00%" in said
     assert asked(results / A) == ["1", "2", "2"]
@@ -48,10 +48,10 @@ def test_only_what_is_missing_is_trained(results, small):
 
 def test_a_fine_tuning_starts_from_weights_that_are_trained_first(small, tmp_path):
     (cell,) = cells(["paper.T2.fine"])
-    todo, _ = running.missing([cell], tmp_path)
+    todo = running.missing([cell], tmp_path)
     assert {*todo} == {"paper.T2.public.-", "paper.T2.fine.-"}
     assert small("run", "paper.T2.fine", "--seeds=1")[0] == 0
-    found, _ = records.collect(tmp_path / "results", [cell])
+    found = records.collect(tmp_path / "results", [cell])
     assert found["paper.T2.fine.-"].start == "paper.T2.public.-"
 
 
@@ -85,7 +85,7 @@ def test_an_interruption_lets_a_training_write_its_state(small, use, tmp_path):
 
 
 def test_what_is_recorded_can_be_left_out(results, small, tmp_path):
-    found, _ = records.collect(results, cells())
+    found = records.collect(results, cells())
     records.write(tmp_path / "kept", found)
     shutil.rmtree(results)
     status, said = small("run", "paper.T1.a", "--skip_recorded")
@@ -105,7 +105,7 @@ def test_records_are_read_as_they_were_written(tmp_path):
 
 
 def test_trainings_with_other_flags_are_not_shown(results, small, use):
-    kept, _ = records.collect(results, cells())
+    kept = records.collect(results, cells())
     use(CATALOGUE.replace("--mechanism=dpsgd", "--mechanism=sgld"))
     (cell,) = cells(["paper.T1.a.2"])
     assert records.measured(cell, kept) is None
@@ -163,7 +163,7 @@ def test_the_pages_have_the_figures_of_the_records(results, small, tmp_path, mon
 
 def test_yours_have_a_line_of_their_own(results, small, tmp_path, monkeypatch):
     write_page(tmp_path, monkeypatch)
-    found, _ = records.collect(results, cells())
+    found = records.collect(results, cells())
     records.write(tmp_path / "kept", found)
     for seed in (1, 2):
         change(results / A / f"seed={seed}", test_accuracy=0.25)
