@@ -10,7 +10,7 @@ from absl import flags as absl_flags
 from absl import logging
 
 from benchmarks import gpu, gpu_report, report, suites, summary
-from benchmarks.environments import NoEnvironment, interpreter, make_cache
+from benchmarks.environments import NoEnvironment, interpreter
 from benchmarks.measure import measure
 from benchmarks.results import Results
 from benchmarks.subjects import LOTS, MODELS, PEERS, REALISTIC
@@ -28,37 +28,30 @@ DEFAULT_PEERS = (
 SETTINGS = ("steps", "warmup", "seconds", "max_step_seconds", "timeout", "memory_gib")
 
 
-def _names(allowed):
-    def parse(text):
-        names = [name for name in text.split(",") if name]
-        unknown = [name for name in names if name not in allowed]
-        if unknown or not names:
-            raise argparse.ArgumentTypeError(
-                f"expected some of {', '.join(allowed)}; received {', '.join(unknown) or 'none'}"
-            )
-        return list(dict.fromkeys(names))
+def _one_of(allowed):
+    def parse(name):
+        if name not in allowed:
+            raise argparse.ArgumentTypeError(f"expected {', '.join(allowed)}; received {name!r}")
+        return name
 
     return parse
 
 
-def _lots(text):
-    try:
-        lots = [int(part) for part in text.split(",") if part]
-    except ValueError:
-        lots = []
-    if not lots or min(lots) < 1:
-        raise argparse.ArgumentTypeError(f"expected positive integers; received {text!r}")
-    return list(dict.fromkeys(lots))
-
-
 def _positive(kind):
-    def parse(text):
-        value = kind(text)
+    def number(text):
+        try:
+            value = kind(text)
+        except ValueError:
+            value = 0
         if not value > 0:
             raise argparse.ArgumentTypeError(f"expected a positive number; received {text!r}")
         return value
 
-    return parse
+    return number
+
+
+def _several(kind):
+    return lambda text: list(dict.fromkeys(map(kind, text.split(","))))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -73,9 +66,19 @@ def parser() -> argparse.ArgumentParser:
     number = _positive(float)
     everything = (*MODELS, *REALISTIC)
     also = f"comma-separated; also {', '.join(REALISTIC)}"
-    add("--models", type=_names(everything), default=",".join(MODELS), help=also)
-    add("--lots", type=_lots, default=",".join(map(str, LOTS)), help="lot sizes, comma-separated")
-    add("--peers", type=_names(PEERS), default=",".join(DEFAULT_PEERS), help="comma-separated")
+    add("--models", type=_several(_one_of(everything)), default=",".join(MODELS), help=also)
+    add(
+        "--lots",
+        type=_several(_positive(int)),
+        default=",".join(map(str, LOTS)),
+        help="lot sizes, comma-separated",
+    )
+    add(
+        "--peers",
+        type=_several(_one_of(PEERS)),
+        default=",".join(DEFAULT_PEERS),
+        help="comma-separated",
+    )
     add("--json", type=Path, help="file of results, resumed; by default results.json in the cache")
     add("--minutes", type=number, default=None, help="starts nothing after so many minutes")
     add("--repeats", type=_positive(int), default=5, help="rounds, a process each")
@@ -103,7 +106,7 @@ def main(arguments=None) -> int:
         flags = made.parse_args(arguments)
     absl_flags.FLAGS.mark_as_parsed()  # absl.logging reads absl's flags; argparse parses ours
     logging.set_verbosity(logging.INFO)
-    make_cache(flags.cache)
+    flags.cache.mkdir(parents=True, exist_ok=True)
     spec = {name: getattr(flags, name) for name in SETTINGS}
     try:
         name = "gpu.json" if flags.device == "gpu" else "results.json"

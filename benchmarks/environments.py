@@ -39,19 +39,11 @@ def interpreter(family: Family, cache: Path) -> Path:
     base = _base_python(family)
     logging.info("Making the environment of %s (once; some minutes).", family.name)
     shutil.rmtree(folder, ignore_errors=True)
-    make_cache(cache)
+    cache.mkdir(parents=True, exist_ok=True)
     _run([base, "-m", "venv", str(folder)])
     _run([str(python), "-m", "pip", "install", "--quiet", "-r", str(family.requirements)])
     finished.touch()
     return python
-
-
-def make_cache(cache: Path) -> None:
-    """Makes the cache folder, with a .gitignore that hides its content from git."""
-    cache.mkdir(parents=True, exist_ok=True)
-    ignore = cache / ".gitignore"
-    if not ignore.exists():
-        ignore.write_text("*\n")
 
 
 def environment_variables(family: Family) -> dict[str, str]:

@@ -58,26 +58,27 @@ def _over_plain(found: list[Row]) -> list[str]:
         cells += [f"{GOALS[row.model]:g}", number(row.first_step.median), spread(row.first_ratio)]
         cells += [f"{row.memory_ratio.median:.2f}"]
         lines.append(f"| {' | '.join(cells)} |")
-    if not lines:
-        return []
-    return [
-        "## tfdp and no privacy",
-        "",
+    return _section(
+        "tfdp and no privacy",
         "Medians over rounds, and the range of the rounds. *Over*: relative to the same framework "
         "without privacy, in the same round. *Goal*: what we want the step to cost at most; for first "
         "steps it is 3, for memory 1.5. *First step*: tracing and compilation included.",
-        "",
         "| model | lot | step, ms | over | goal | first step, s | over | memory, over |",
         "| --- | ---: | ---: | --- | ---: | ---: | --- | ---: |",
-        *lines,
-        "",
-    ]
+        lines,
+    )
+
+
+def _section(title, text, head, rule, lines) -> list[str]:
+    return ["## " + title, "", text, "", head, rule, *lines, ""] if lines else []
 
 
 def _short(found: list[Row]) -> list[str]:
     """Compares tfdp with the fastest other framework on each model and lot."""
     lines = []
     for mine in _mine(found):
+        if mine.model in REALISTIC:
+            continue
         rivals = [
             row
             for row in found
@@ -85,8 +86,6 @@ def _short(found: list[Row]) -> list[str]:
             and row.step_ms is not None
             and PEERS.get(row.subject, "tfdp") not in ("tfdp", "tfdp_xla")
         ]
-        if mine.model in REALISTIC:
-            continue
         cells = [mine.model, f"{mine.lot:,}", number(mine.step_ms.median)]
         if rivals:
             best = min(rivals, key=lambda row: row.step_ms.median)
@@ -96,19 +95,14 @@ def _short(found: list[Row]) -> list[str]:
         else:
             cells += ["none was measured", "", "", ""]
         lines.append(f"| {' | '.join(cells)} |")
-    if not lines:
-        return []
-    return [
-        "## tfdp and the fastest of its peers",
-        "",
+    return _section(
+        "tfdp and the fastest of its peers",
         "Medians. *Over*: over the peer's own framework without privacy. *Faster*: the peer's step "
         "time over tfdp's.",
-        "",
         "| model | lot | tfdp, ms | fastest peer | ms | over | faster |",
         "| --- | ---: | ---: | --- | ---: | ---: | ---: |",
-        *lines,
-        "",
-    ]
+        lines,
+    )
 
 
 def tables(found: list[Row]) -> list[str]:

@@ -114,10 +114,8 @@ LABELS = {
 
 def family_of(subject: str) -> Family:
     """Returns the family of a peer or of a baseline."""
-    for family in FAMILIES.values():
-        if subject == family.baseline or PEERS.get(subject) == family.name:
-            return family
-    raise KeyError(subject)
+    baselines = {family.baseline: name for name, family in FAMILIES.items()}
+    return FAMILIES[(PEERS | baselines)[subject]]
 
 
 def groups(peers: list[str]) -> list[list[str]]:

@@ -5,8 +5,9 @@ Odd rounds reverse the order of the subjects, so that none is always the first.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
 
 from benchmarks.subjects import LABELS, OVERHEAD, REALISTIC, Family, family_of, groups
 from benchmarks.summary import Spread, number, spread
@@ -49,6 +50,18 @@ def steps(models: list[str], lots: list[int], peers: list[str]) -> Suite:
     return Suite("records", points)
 
 
+def _in_turns(points: list[dict]) -> Callable[[int], Iterator[dict]]:
+    """Returns a function that yields the points of every round, in reverse order in odd ones."""
+
+    def of(rounds: int) -> Iterator[dict]:
+        for round in range(rounds):
+            yield from (
+                {"round": round, **point} for point in points[:: 1 if round % 2 == 0 else -1]
+            )
+
+    return of
+
+
 # -- Large lots: memory and time against the lot size. Only one physical batch is in the network at a
 # time, so that memory grows only by the inputs of the lot, and the step time is linear in it.
 
@@ -61,32 +74,9 @@ BYTES_PER_EXAMPLE = 4 * (28 * 28 * 1 + 1 + 1)  # inputs, label, weight
 _SCALE = (("keras_tf", _PHYSICAL), *(("tfdp", lot) for lot in LARGE_LOTS))
 
 
-def _scale_points(rounds: int) -> Iterator[dict]:
-    for round in range(rounds):
-        for subject, lot in _SCALE if round % 2 == 0 else reversed(_SCALE):
-            yield {"round": round, "subject": subject, "lot": lot}
-
-
 def _scale_rest(point: dict) -> dict:
     rest = {"model": _CNN, "examples": _EXAMPLES}
     return rest | ({"physical": _PHYSICAL} if point["subject"] == "tfdp" else {})
-
-
-def line_through(points: list[tuple[float, float]]) -> tuple[float, float, float]:
-    """Fits y = a + b x by least squares of the errors relative to y.
-
-    Returns:
-        (a, b, the largest deviation of a point from the line, relative to the line).
-    """
-    weights = [1 / y**2 for _, y in points]
-    total = sum(weights)
-    mean_x = sum(w * x for w, (x, _) in zip(weights, points, strict=True)) / total
-    mean_y = sum(w * y for w, (_, y) in zip(weights, points, strict=True)) / total
-    slope = math.fsum(
-        w * (x - mean_x) * (y - mean_y) for w, (x, y) in zip(weights, points, strict=True)
-    ) / math.fsum(w * (x - mean_x) ** 2 for w, (x, _) in zip(weights, points, strict=True))
-    start = mean_y - slope * mean_x
-    return start, slope, max(abs(y - start - slope * x) / (start + slope * x) for x, y in points)
 
 
 def _by(records: list[dict], *names: str) -> dict[tuple, list[dict]]:
@@ -123,7 +113,9 @@ def _scale_lines(records: list[dict]) -> list[str]:
             f"| {number(peak.median)} | {growth} | {number(lot * BYTES_PER_EXAMPLE / 2**20)} |"
         )
     if len(points) > 2:
-        start, slope, off = line_through(points)
+        lot, ms = np.array(points).T
+        start, slope = np.polynomial.polynomial.polyfit(lot, ms, 1, w=1 / ms)  # errors are relative
+        off = np.max(np.abs(ms / (start + slope * lot) - 1))
         lines += [
             "",
             f"Least squares: {start:.2f} ms + {1000 * slope:.2f} us per example; no point is "
@@ -138,13 +130,6 @@ def _scale_lines(records: list[dict]) -> list[str]:
 _LSTM, _WIDTH, _LOT = "lstm", 100, 256
 _VOCABULARIES = (1_000, 10_000, 100_000, 1_000_000)
 _TWO = ("keras_tf", "tfdp")
-
-
-def _vocabulary_points(rounds: int) -> Iterator[dict]:
-    for round in range(rounds):
-        for vocabulary in _VOCABULARIES:
-            for subject in _TWO if round % 2 == 0 else reversed(_TWO):
-                yield {"round": round, "subject": subject, "vocabulary": vocabulary}
 
 
 def _vocabulary_lines(records: list[dict]) -> list[str]:
@@ -211,13 +196,15 @@ def _overhead_lines(records: list[dict]) -> list[str]:
 
 
 SUITES = {
-    "scale": Suite("scale", _scale_points, _scale_rest),
-    "vocabulary": Suite("vocabulary", _vocabulary_points, lambda _: {"model": _LSTM, "lot": _LOT}),
-    "overhead": Suite(
-        "overhead",
-        lambda rounds: ({"round": round} for round in range(rounds)),
-        lambda _: PARTS_SPEC,
+    "scale": Suite(
+        "scale", _in_turns([{"subject": name, "lot": lot} for name, lot in _SCALE]), _scale_rest
     ),
+    "vocabulary": Suite(
+        "vocabulary",
+        _in_turns([{"subject": s, "vocabulary": v} for v in _VOCABULARIES for s in _TWO]),
+        lambda _: {"model": _LSTM, "lot": _LOT},
+    ),
+    "overhead": Suite("overhead", _in_turns([{}]), lambda _: PARTS_SPEC),
 }
 
 

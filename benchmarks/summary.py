@@ -16,14 +16,8 @@ class Spread:
     high: float
 
     @classmethod
-    def of(cls, values):
-        """Returns the spread of some values, or None if there are none."""
-        values = list(values)
-        return cls(statistics.median(values), min(values), max(values)) if values else None
-
-    @classmethod
     def of_key(cls, records, name, over=None):
-        """Returns the spread of a key of records by round, or of its ratio to other records.
+        """Returns the spread of a key of records by round, or of its ratio to other records; or None.
 
         Args:
             records: records.
@@ -31,10 +25,13 @@ class Spread:
             over: records of which those of the same rounds divide; None for no ratio.
         """
         values = {r.get("round", i): r[name] for i, r in enumerate(records) if name in r}
-        if over is None:
-            return cls.of(values.values())
-        others = {r["round"]: r[name] for r in over if name in r}
-        return cls.of(values[round] / others[round] for round in values.keys() & others.keys())
+        if over is not None:
+            others = {r["round"]: r[name] for r in over if name in r}
+            values = {
+                round: values[round] / others[round] for round in values.keys() & others.keys()
+            }
+        found = values.values()
+        return cls(statistics.median(found), min(found), max(found)) if found else None
 
 
 @dataclasses.dataclass(frozen=True)

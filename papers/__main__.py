@@ -2,8 +2,7 @@
 
     python -m papers list [NAME...]
     python -m papers run NAME... [--jobs=1] [--seeds=3] [--budget_minutes=60] [--skip_recorded]
-    python -m papers compare NAME...
-    python -m papers report [--out=FOLDER] [--html]
+    python -m papers report [--out=FOLDER]
 
 NAME is a table, a row or a cell: si_dpsgd.T4, si_dpsgd.T4.dpsgd_lenet5 or si_dpsgd.T4.dpsgd_lenet5.3. A
 training that is finished is not run again, and one that was interrupted is resumed. The exit status of
@@ -22,7 +21,6 @@ from pathlib import Path
 
 from papers import records
 from papers.catalogue import UnknownName, cells
-from papers.records import RecordError
 
 _LATER = 75  # EX_TEMPFAIL of sysexits.h
 
@@ -32,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return options.action(options, records.read())
-    except (UnknownName, RecordError, OSError) as error:
+    except (UnknownName, OSError) as error:
         if isinstance(error, BrokenPipeError):
             raise
         print(f"error: {error}", file=sys.stderr)
@@ -45,7 +43,7 @@ def _parser():
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    actions = parser.add_subparsers(required=True, metavar="{list,run,compare,report}")
+    actions = parser.add_subparsers(required=True, metavar="{list,run,report}")
 
     def command(name, action, help, names=None):
         made = actions.add_parser(name, help=help)
@@ -71,7 +69,6 @@ def _parser():
     )
     run.add_argument("--seeds", type=_positive(int), help="run this many seeds of each cell only")
     run.add_argument("--data_dir", help="where tensorflow_datasets keeps its data")
-    command("compare", _compare, "set what was run here beside what is recorded", "+")
     report = command("report", _report, "write the pages from the records and what was run here")
     report.add_argument(
         "--out",
@@ -80,15 +77,11 @@ def _parser():
         "recorded ones, and take the place of those of the same cell and seed (--out=. updates the "
         "repository); by default the pages go to RESULTS/pages and show yours in lines of their own",
     )
-    report.add_argument("--html", action="store_true", help="write each page as HTML, too")
     return parser
 
 
 def _folder(text):
-    path = Path(text).expanduser()  # shells leave the ~ of --results=~/r as it is
-    if path.exists() and not path.is_dir():
-        raise argparse.ArgumentTypeError(f"expected a folder, found the file {path}")
-    return path
+    return Path(text).expanduser()  # shells leave the ~ of --results=~/r as it is
 
 
 def _positive(kind):
@@ -139,13 +132,6 @@ def _run(options, recorded):
     return _LATER if ended["busy"] or ended["left"] else 0
 
 
-def _compare(options, recorded):
-    from papers.listing import print_comparison
-
-    print_comparison(options.names, options.results, recorded)
-    return 0
-
-
 def _report(options, recorded):
     from papers.pages import write_pages
 
@@ -155,7 +141,7 @@ def _report(options, recorded):
     # The recorded pages are not written over by whoever trains a cell again.
     out = options.out or options.results / "pages"
     joined = options.out is not None
-    for line in write_pages(options.results, out, recorded, joined, options.html):
+    for line in write_pages(options.results, out, recorded, joined):
         print(line)
     return 0
 

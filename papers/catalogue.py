@@ -245,22 +245,20 @@ def _table(stem, paper, content) -> Table:
 
 def _row(table, common, row) -> Row:
     columns, name = common["columns"], f"{table}.{row['name']}"
-    wrong = [
-        known for known in ("paper", "paper_error") if len(row.get(known, columns)) != len(columns)
-    ]
-    if wrong or row.get("cells", {}).keys() - {*columns}:
-        raise ValueError(f"The row {name} does not have the table's columns.")
-    cells = tuple(_cell(name, i, column, common, row) for i, column in enumerate(columns))
+    if unknown := row.get("cells", {}).keys() - {*columns}:
+        raise ValueError(f"The table of {name} has no columns {unknown}.")
+    empty = [""] * len(columns)
+    printed = zip(columns, row.get("paper", empty), row.get("paper_error", empty), strict=True)
+    cells = tuple(_cell(name, *each, common, row) for each in printed)
     return Row(row["label"], cells, row.get("differs", ""), row.get("quoted", False))
 
 
-def _cell(row_name, index, column, table, row) -> Cell:
+def _cell(row_name, column, printed, error, table, row) -> Cell:
     """Makes a cell; what stands in its entry of `cells` wins over its row, and that over the table."""
     own = row.get("cells", {}).get(column, {})
     known, levels = {**row, **own}, (table, row)
     flags = [level.get("flags", "") for level in levels]
     flags += [level.get("column_flags", {}).get(column, "") for level in levels]
-    printed, error = (row[k][index] if k in row else "" for k in ("paper", "paper_error"))
     first, seeds = table.get("first_seed", 1), known.get("seeds", 1 if "computed" in table else 3)
     run = not (row.get("quoted") or known.get("absent"))
     return Cell(

@@ -27,7 +27,10 @@ _LEAST_BOUND = 0.02
 
 
 class Line(NamedTuple):
-    """A line of a panel: that of a row, or of a cell, with standard errors, or the paper's."""
+    """A line of a panel: that of a row, or of a cell, with standard errors, or the paper's.
+
+    The label tells it from others of its row; it is empty for a row with one line.
+    """
 
     row: str
     label: str
@@ -91,8 +94,10 @@ def _by_column(table, known) -> list[Line]:
         if sum(not math.isnan(y) for _, y, _ in points) < 2:
             continue
         style = len({line.row for line in lines})
-        lines.append(Line(row.label, "here", style, *zip(*sorted(points), strict=True)))
-        if printed := _printed(row):
+        printed = _printed(row)
+        label = "here" if printed else ""
+        lines.append(Line(row.label, label, style, *zip(*sorted(points), strict=True)))
+        if printed:
             label = "paper (claimed)" if table.guarantee == "proven" else "paper"
             x, y = zip(*printed, strict=True)
             lines.append(Line(row.label, label, style, x, y, printed=True))
@@ -121,7 +126,7 @@ def _curves(table, known) -> list[Line]:
         error = np.zeros(len(epochs))
         if len(values) > 1:
             error = values.std(axis=0, ddof=1) / math.sqrt(len(values))
-        label = f"{table.axis} {cell.column}" if len(table.columns) > 1 else "here"
+        label = f"{table.axis} {cell.column}" if len(table.columns) > 1 else ""
         style = table.columns.index(cell.column) if len(table.columns) > 1 else len(lines)
         lines.append(Line(cell.label, label, style, epochs, values.mean(axis=0), error))
     return lines
@@ -134,13 +139,22 @@ def _split(table, lines) -> list[Panel]:
         rows = itertools.groupby(lines, lambda line: line.row)
         if not table.curves:  # whose columns have styles
             rows = ((row, [line._replace(style=0) for line in part]) for row, part in rows)
-        return [Panel(row, axis, [*part], table.errors) for row, part in rows]
+        lines = [
+            (row, [line._replace(label=line.label or "here") for line in part])
+            for row, part in rows
+        ]
+        return [Panel(row, axis, part, table.errors) for row, part in lines]
     several = len({line.row for line in lines}) > 1
     named = [
-        line._replace(label=f"{line.row}, {line.label}", style=i if table.curves else line.style)
+        line._replace(
+            label=", ".join(filter(None, (line.row, line.label))),
+            style=i if table.curves else line.style,
+        )
+        if several or not line.label
+        else line
         for i, line in enumerate(lines)
     ]
-    return [Panel("", axis, named if several else lines, table.errors)]
+    return [Panel("", axis, named, table.errors)]
 
 
 def _values(table, known, name) -> list[Line]:

@@ -5,9 +5,9 @@ import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
-from papers import computed, records, running
-from papers.catalogue import Cell, cells, tables
-from papers.records import RecordError, Records, measured, minutes_of
+from papers import records, running
+from papers.catalogue import cells, tables
+from papers.records import Records, minutes_of
 
 _WIDTH = 80
 
@@ -19,13 +19,12 @@ def print_tables(results: Path, recorded: Records) -> None:
         results: the folder of all results.
         recorded: the records, by whose times those of other trainings are estimated.
     """
-    wrong = {}
     print(
         f"{'name':<26}{'cells':>7}{'runs':>7}{'recorded':>10}{'here':>7}{'minutes':>10}{'left':>9}"
     )
     for table in tables():
         kept = {c.source: {*records.runs_of(c, recorded)} for c in table.trained}
-        here = {c.source: _here(c, results, wrong) for c in table.trained}
+        here = {c.source: _here(c, results) for c in table.trained}
         every = [(cell, seed) for cell in table.trained for seed in cell.seeds]
         left = [(c, s) for c, s in every if s not in kept[c.source] | here[c.source]]
         whole, rest = (_minutes(some, recorded) for some in (every, left))
@@ -40,12 +39,10 @@ def print_tables(results: Path, recorded: Records) -> None:
         "`list NAME` shows the cells of a table; `run NAME --skip_recorded` runs what is missing, and "
         "`run NAME` also what is recorded."
     ))  # fmt: skip
-    _print_all(wrong)
 
 
 def print_cells(names: Iterable[str], results: Path, recorded: Records) -> None:
     """Prints for each cell the paper's figure, what was run, and the command that runs it."""
-    wrong = {}
     for cell in cells(names):
         if cell.quoted:
             state = "not run, as the paper quotes it from others"
@@ -53,7 +50,7 @@ def print_cells(names: Iterable[str], results: Path, recorded: Records) -> None:
             state = f"not run: {cell.absent.rstrip('.')}"
         else:
             last = f" to {cell.seeds[-1]}" if cell.seeds[1:] else ""
-            kept, here = len(records.runs_of(cell, recorded)), len(_here(cell, results, wrong))
+            kept, here = len(records.runs_of(cell, recorded)), len(_here(cell, results))
             state = f"seeds {cell.seeds[0]}{last}: {kept} recorded, {here} here"
             begun = sum(records.note(results, cell, seed).exists() for seed in cell.seeds)
             state += f", {begun - here} unfinished" if begun > here else ""
@@ -67,50 +64,11 @@ def print_cells(names: Iterable[str], results: Path, recorded: Records) -> None:
             print(f"    first: python -m papers run {cell.start}")
         if cell.seeds:  # in one line, to be copied
             print(f"    {running.command(cell, cell.seeds[0], results)}")
-    _print_all(wrong)
 
 
-def print_comparison(names: Iterable[str], results: Path, recorded: Records) -> None:
-    """Prints what was run here beside what is recorded, cell by cell.
-
-    The difference is in standard errors of a difference of two such means, where each has two seeds or
-    more.
-    """
-    here, left = records.collect(results, cells(names))
-    compared = [text for cell in cells(names) for text in _compared(cell, here, recorded)]
-    print("\n".join(compared) or f"None of these cells was run in {results}.")
-    _print_all(left)
-
-
-def _compared(cell: Cell, here, recorded) -> Iterable[str]:
-    if cell.computed:
-        mine, theirs = (computed.values(cell, found) for found in (here, recorded))
-        for label, name, to_text in computed.COMPUTATIONS[cell.computed].lines if mine else ():
-            before = to_text(theirs[name]) if theirs else "nothing"
-            yield f"{cell.name}: {label} {to_text(mine[name])} here, {before} recorded"
-    elif (mine := measured(cell, here)) is not None:
-        theirs = measured(cell, recorded)
-        text = f"{cell.name}: {mine} here, {theirs or 'nothing'} recorded"
-        if theirs is not None:
-            text += f", difference {mine.mean - theirs.mean:+.2f}"
-            if mine.error is not None and theirs.error is not None:
-                spread = math.hypot(mine.error, theirs.error)
-                text += (
-                    f", {(mine.mean - theirs.mean) / spread:+.1f} standard errors" if spread else ""
-                )
-        yield text
-
-
-def _here(cell, results, wrong) -> set[int]:
-    """The seeds that are finished here; the reasons why some cannot be used are put into `wrong`."""
-    found = set()
-    for seed in cell.seeds:
-        try:
-            if records.made(results, cell, seed) is not None:
-                found.add(seed)
-        except RecordError as error:
-            wrong[str(error)] = None
-    return found
+def _here(cell, results) -> set[int]:
+    """The seeds that are finished here."""
+    return {seed for seed in cell.seeds if records.made(results, cell, seed) is not None}
 
 
 def _minutes(runs, recorded) -> str:
@@ -127,8 +85,3 @@ def _wrapped(text, indent="") -> str:
         text, _WIDTH, initial_indent=indent, subsequent_indent=indent or "    ",
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
-
-
-def _print_all(texts) -> None:
-    for text in texts:
-        print(_wrapped(text))

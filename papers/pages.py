@@ -1,16 +1,13 @@
 """Writes the pages: what the papers print beside what was measured, in Markdown with figures."""
 
-import base64
-import dataclasses
 import math
 import os
-import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
 from papers import computed, figures, records
-from papers.catalogue import ROOT, Cell, Table, cells, tables
+from papers.catalogue import ROOT, Cell, cells, tables
 from papers.computed import COMPUTATIONS
 from papers.records import Measured, Records, measured, minutes_of
 from tfdp.accounting.guarantee import format_epsilon
@@ -19,31 +16,14 @@ FIGURES = "papers/figures"
 _PAGES = ROOT / "papers" / "pages.toml"
 _AGAIN = (
     "`python -m papers run NAME` trains a table, row or cell again, and "
-    "`python -m papers compare NAME` sets it beside these records."
+    "`python -m papers report` shows it beside these records."
 )
 _YOURS = (
     "*Yours* is what was trained in `{}`, by the same settings; other figures are recorded ones."
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Page:
-    """A page of pages.toml: its path, title and introduction, and the files of its tables."""
-
-    path: str
-    title: str
-    papers: list[str]
-    introduction: str
-
-    @property
-    def tables(self) -> list[Table]:
-        """The tables on the page."""
-        return [table for table in tables() if table.name.split(".")[0] in self.papers]
-
-
-def write_pages(
-    results: Path, out: Path, recorded: Records, joined: bool = True, html: bool = False
-) -> list[str]:
+def write_pages(results: Path, out: Path, recorded: Records, joined: bool = True) -> list[str]:
     """Writes all pages with their figures into a folder, which is laid out like the repository.
 
     Args:
@@ -52,43 +32,39 @@ def write_pages(
         recorded: the records.
         joined: whether the results join the records, in place of those of their seeds, which are then
             written, too. Otherwise they have lines of their own.
-        html: whether each page is also written as one HTML file that needs no others.
 
     Returns:
-        What was written and left out, line by line.
+        What was written, line by line.
     """
-    own, said = records.collect(results, cells())
+    own, said = records.collect(results, cells()), []
     if joined:
         recorded, own = records.merge(recorded, own), {}
         records.write(out / records.RECORDS.relative_to(ROOT), recorded)
-    said += records.not_shown(recorded)
     (out / FIGURES).mkdir(parents=True, exist_ok=True)
-    for content in tomllib.loads(_PAGES.read_text())["pages"]:
-        page = Page(**content)
-        path = out / page.path
+    for page in tomllib.loads(_PAGES.read_text())["pages"]:
+        path = out / page["path"]
         path.parent.mkdir(parents=True, exist_ok=True)
-        introduction = page.introduction.strip() + ("" if joined else f" {_YOURS.format(results)}")
-        lines = [f"# {page.title}", "", introduction, "", *_overview(page, recorded, path)]
-        for table in page.tables:
+        introduction = page["introduction"].strip()
+        introduction += "" if joined else f" {_YOURS.format(results)}"
+        shown = [table for table in tables() if table.name.split(".")[0] in page["papers"]]
+        lines = [f"# {page['title']}", "", introduction, "", *_overview(shown, recorded, path)]
+        for table in shown:
             lines += _section(table, recorded, own, out, path)
         path.write_text("\n".join(lines))
         said.append(f"Written: {path}")
-        if html:
-            path.with_suffix(".html").write_text(_html(page.title, path))
-            said.append(f"Written: {path.with_suffix('.html')}")
     return said
 
 
-def _overview(page, recorded, path) -> list[str]:
+def _overview(shown, recorded, path) -> list[str]:
     """The papers, and how much of each table is measured."""
-    cited = {table.paper: table.cited for table in page.tables if table.cited}
+    cited = {table.paper: table.cited for table in shown if table.cited}
     lines = [f"* {paper}: {text}" for paper, text in cited.items()]
     if cited:
         if (path.parent / "findings.md").exists():
             lines += ["", "[What we found about the papers](findings.md)"]
         lines.append("")
     lines += [_AGAIN, "", "| name | what it shows | cells measured |", "| --- | --- | --- |"]
-    lines += [f"| `{t.name}` | {_title(t)} | {_counted(t, recorded)} |" for t in page.tables]
+    lines += [f"| `{t.name}` | {_title(t)} | {_counted(t, recorded)} |" for t in shown]
     return [*lines, ""]
 
 
@@ -114,12 +90,11 @@ def _section(table, recorded, own, out, path) -> list[str]:
     if table.computed and len(table.columns) == 1:
         lines += _turned(table, found, yours)
     else:
-        lines += [f"| {table.axis} | {' | '.join(table.columns)} |"]
-        lines += [f"| --- |{' ---: |' * len(table.columns)}"]
+        every = []
         for row in table.rows:
             (label, texts), *rest = _lines(table, row, found, yours)
-            every = [(f"**{label}**", texts), *((f"&emsp;{name}", t) for name, t in rest)]
-            lines += [f"| {name} | {' | '.join(texts)} |" for name, texts in every]
+            every += [(f"**{label}**", texts), *((f"&emsp;{name}", t) for name, t in rest)]
+        lines += _markdown([(table.axis, table.columns), *every])
     lines.append("")
     picture = out / FIGURES / f"{table.name}.png"
     if figures.draw(table, found, picture):
@@ -162,14 +137,19 @@ def _lines(table, row, found, yours) -> list[tuple[str, list[str]]]:
 def _turned(table, found, yours) -> list[str]:
     """A table with one column of cells, which has a line for each of them."""
     shown = COMPUTATIONS[table.computed].lines
-    lines = [f"| {table.axis} | {' | '.join(label for label, *_ in shown)} |"]
-    lines.append(f"| --- |{' ---: |' * len(shown)}")
+    lines = [(table.axis, [label for label, *_ in shown])]
     for cell in table.cells:
         for whose, v in (("", found[cell.name]), (", yours", yours[cell.name])):
             if v is not None:
                 texts = [to_text(v[name]) for _, name, to_text in shown]
-                lines.append(f"| {cell.label}{whose} | {' | '.join(texts)} |")
-    return lines
+                lines.append((cell.label + whose, texts))
+    return _markdown(lines)
+
+
+def _markdown(rows) -> list[str]:
+    """A table of (name, texts), the first of which is the head."""
+    head, *rest = [f"| {name} | {' | '.join(texts)} |" for name, texts in rows]
+    return [head, f"| --- |{' ---: |' * len(rows[0][1])}", *rest]
 
 
 def _remarks(table) -> list[str]:
@@ -262,28 +242,3 @@ def _epsilon(found: Measured | None, kind: str, short: bool = True) -> str:
     power = math.floor(math.log10(epsilon))
     digit = math.ceil(epsilon / 10**power)
     return f"({digit}e{power})" if digit < 10 else f"(1e{power + 1})"
-
-
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1rem; max-width: 84rem; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .82rem; }
-th, td { padding: .15rem .35rem; }
-img { max-width: 100%; }
-"""
-
-
-def _html(title, path) -> str:
-    """The page as HTML, with its pictures inside."""
-    import markdown
-
-    body = markdown.markdown(path.read_text(), extensions=["tables"])
-
-    def embedded(match):
-        content = base64.b64encode((path.parent / match[1]).read_bytes()).decode()
-        return f'src="data:image/png;base64,{content}"'
-
-    body = re.sub(r'src="([^"]+\.png)"', embedded, body)
-    return (
-        f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{title}</title>\n'
-        f"<style>{_STYLE}</style></head>\n<body>\n{body}\n</body>\n</html>\n"
-    )

@@ -18,16 +18,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from papers.catalogue import ROOT, Cell, cells
+from papers.catalogue import ROOT, Cell
 from tfdp._files import replaced_whole
 
 RECORDS = ROOT / "papers" / "records"
-# A training that lost more of its steps by crashes than this is no figure of a table.
-LOST = 0.01
-
-
-class RecordError(ValueError):
-    """A record is damaged, or is not of the cell in whose place it stands."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,34 +82,27 @@ class Record:
 Records = Mapping[str, Record]
 
 
-def parse(content: Any, where: object) -> Training | Values:
-    """Reads a run, from a record or from a run.json of train.py.
-
-    Raises:
-        RecordError: it is damaged.
-    """
-    try:
-        code, seconds = dict(content.get("code", {})), float(content["seconds"])
-        if "values" in content:
-            return Values(dict(content["values"]), seconds, code)
-        noise = content["noise_multiplier"]
-        return Training(
-            test_accuracy=float(content["test_accuracy"]),
-            steps=int(content["steps"]),
-            num_examples=int(content["num_examples"]),
-            lot_size=int(content["lot_size"]),
-            # Of a table with an entry for each step the ends are kept.
-            noise_multiplier=(noise[0], noise[-1]) if isinstance(noise, list) else float(noise),
-            claimed=_guarantee(content["claimed"]),
-            proven=_guarantee(content["proven"]),
-            seconds=seconds,
-            # Whole examples, so four digits say all for up to 10,000 of them.
-            curve=tuple((float(e), round(float(a), 4)) for e, a in content.get("curve", ())),
-            lost_steps=int(content.get("training", content).get("lost_steps", 0)),
-            code=code,
-        )
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise RecordError(f"{where} is damaged: {error!r}.") from error
+def parse(content: Mapping) -> Training | Values:
+    """Reads a run, from a record or from a run.json of train.py."""
+    code, seconds = dict(content.get("code", {})), float(content["seconds"])
+    if "values" in content:
+        return Values(dict(content["values"]), seconds, code)
+    noise = content["noise_multiplier"]
+    return Training(
+        test_accuracy=float(content["test_accuracy"]),
+        steps=int(content["steps"]),
+        num_examples=int(content["num_examples"]),
+        lot_size=int(content["lot_size"]),
+        # Of a table with an entry for each step the ends are kept.
+        noise_multiplier=(noise[0], noise[-1]) if isinstance(noise, list) else float(noise),
+        claimed=_guarantee(content["claimed"]),
+        proven=_guarantee(content["proven"]),
+        seconds=seconds,
+        # Whole examples, so four digits say all for up to 10,000 of them.
+        curve=tuple((float(e), round(float(a), 4)) for e, a in content.get("curve", ())),
+        lost_steps=int(content.get("training", content).get("lost_steps", 0)),
+        code=code,
+    )
 
 
 def _guarantee(content) -> Guarantee:
@@ -124,19 +111,12 @@ def _guarantee(content) -> Guarantee:
 
 
 def read(folder: Path = RECORDS) -> dict[str, Record]:
-    """Returns the records in a folder, by the names of their cells.
-
-    Raises:
-        RecordError: a file is damaged.
-    """
+    """Returns the records in a folder, by the names of their cells."""
     found = {}
     for path in sorted(Path(folder).glob("*.json")):
-        try:
-            for name, content in json.loads(path.read_text()).items():
-                seeds = {int(s): parse(run, path) for s, run in content["seeds"].items()}
-                found[name] = Record(tuple(content["flags"]), seeds, content.get("start", ""))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise RecordError(f"{path} is damaged; take it from the repository: {error}") from error
+        for name, content in json.loads(path.read_text()).items():
+            seeds = {int(seed): parse(run) for seed, run in content["seeds"].items()}
+            found[name] = Record(tuple(content["flags"]), seeds, content.get("start", ""))
     return found
 
 
@@ -181,50 +161,31 @@ def note(results: Path, cell: Cell, seed: int) -> Path:
     return Path(f"{place(results, cell, seed)}.json")
 
 
+def is_other(results: Path, cell: Cell, seed: int) -> bool:
+    """Whether a training with other flags, or another start, lies in the place of the cell's."""
+    if not (path := note(results, cell, seed)).exists():
+        return False
+    about = json.loads(path.read_text())
+    return not Record(tuple(about["flags"]), {}, about["start"]).is_of(cell)
+
+
 def made(results: Path, cell: Cell, seed: int) -> Training | Values | None:
-    """Returns what is finished of a cell here; None if it is not.
-
-    Raises:
-        RecordError: it is damaged, was made with other flags, or lost too many steps by crashes.
-    """
-    folder, path = place(results, cell, seed), note(results, cell, seed)
-    if not (folder / "run.json").exists():
+    """Returns what is finished of a cell here; None if it is not, or is with other flags."""
+    path = place(results, cell, seed) / "run.json"
+    if not path.exists() or is_other(results, cell, seed):
         return None
-    try:
-        content, about = (json.loads(p.read_text()) for p in (folder / "run.json", path))
-        record = Record(tuple(about["flags"]), {}, about["start"])
-        run = parse(content | {"code": about["code"]}, folder)
-    except (OSError, AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise RecordError(
-            f"{folder} has no record of `python -m papers run`: {error!r}. Remove it to train anew."
-        ) from error
-    if not record.is_of(cell):
-        raise RecordError(
-            f"{folder} was made with other flags or another start than {cell.name} has in the "
-            "catalogue now. Remove it to train anew, or choose another folder of --results."
-        )
-    if isinstance(run, Training) and run.lost_steps > LOST * run.steps:
-        raise RecordError(
-            f"{cell.name}, seed {seed}, lost {run.lost_steps:,} of {run.steps:,} steps by a crash, and "
-            f"is left out. Remove {folder} to train anew."
-        )
-    return run
+    code = json.loads(note(results, cell, seed).read_text())["code"]
+    return parse(json.loads(path.read_text()) | {"code": code})
 
 
-def collect(results: Path, chosen: Iterable[Cell]) -> tuple[dict[str, Record], list[str]]:
-    """Returns the records of what is finished here, and why something was left out."""
-    found, left = {}, []
+def collect(results: Path, chosen: Iterable[Cell]) -> dict[str, Record]:
+    """Returns the records of what is finished here."""
+    found = {}
     for cell in {cell.source: cell for cell in chosen}.values():
-        seeds = {}
-        for seed in cell.seeds:
-            try:
-                if (run := made(results, cell, seed)) is not None:
-                    seeds[seed] = run
-            except RecordError as error:
-                left.append(str(error))
-        if seeds:
+        runs = {seed: made(results, cell, seed) for seed in cell.seeds}
+        if seeds := {seed: run for seed, run in runs.items() if run is not None}:
             found[cell.source] = Record(cell.flags, seeds, cell.start)
-    return found, left
+    return found
 
 
 def merge(old: Records, new: Records) -> dict[str, Record]:
@@ -284,18 +245,6 @@ def runs_of(cell: Cell, records: Records) -> dict[int, Training | Values]:
 def measured(cell: Cell, records: Records) -> Measured | None:
     """Returns what was measured for a trained cell; None for nothing."""
     return Measured(tuple(runs)) if (runs := runs_of(cell, records).values()) else None
-
-
-def not_shown(records: Records) -> list[str]:
-    """Says which records are of no cell of the catalogue, or have other flags or seeds than it."""
-    known = {cell.source: cell for cell in cells()}
-    found = []
-    for name, record in records.items():
-        shown = runs_of(known[name], records) if name in known else ()
-        if left := record.seeds.keys() - {*shown}:
-            seeds = ", ".join(map(str, sorted(left)))
-            found.append(f"{name}: the catalogue has no such training now, seed {seeds}.")
-    return found
 
 
 def minutes_of(cell: Cell, records: Records) -> float | None:

@@ -22,7 +22,7 @@ from pathlib import Path
 import tfdp
 from papers import computed, records
 from papers.catalogue import ROOT, Cell, cells
-from papers.records import RecordError, Records
+from papers.records import Records
 from tfdp._files import replaced_whole
 
 # Without a flag file train.py would take what is not named from a recipe.
@@ -54,10 +54,8 @@ def _weights(results, cell) -> Path:
     return records.place(results, start, 1) / "model.keras"
 
 
-def missing(
-    chosen: Sequence[Cell], results: Path, recorded: Records | None = None
-) -> tuple[Todo, dict[str, str]]:
-    """Returns the seeds to run, by the names of their cells, and why some cells cannot be run.
+def missing(chosen: Sequence[Cell], results: Path, recorded: Records | None = None) -> Todo:
+    """Returns the seeds to run, by the names of their cells.
 
     Among them are the cells from whose weights others start.
 
@@ -66,7 +64,7 @@ def missing(
         results: the folder of all results.
         recorded: records; trainings that they hold are not missing, unless others start from them.
     """
-    todo, wrong = {}, {}
+    todo = {}
 
     def add(cell, seeds):
         left = {seed for seed in seeds if records.made(results, cell, seed) is None}
@@ -76,13 +74,9 @@ def missing(
         return left
 
     for cell in chosen:
-        try:
-            if add(cell, {*cell.seeds} - {*records.runs_of(cell, recorded or {})}) and cell.start:
-                add(*cells([cell.start]), [1])
-        except RecordError as error:
-            todo.pop(cell.source, None)
-            wrong[cell.name] = str(error)
-    return todo, wrong
+        if add(cell, {*cell.seeds} - {*records.runs_of(cell, recorded or {})}) and cell.start:
+            add(*cells([cell.start]), [1])
+    return todo
 
 
 def minutes(todo: Todo, recorded: Records) -> float:
@@ -117,19 +111,15 @@ def run(
         Names of cells by how they ended: "done" (now or before), "failed", "busy" (another process
         makes them), "left" (not begun).
     """
-    todo, wrong = missing(chosen, results, recorded if skip else None)
-    for text in wrong.values():
-        print(text)
+    todo = missing(chosen, results, recorded if skip else None)
     if todo:
         number, took = sum(len(seeds) for _, seeds in todo.values()), minutes(todo, recorded)
         print(
             f"To run: {number}, about {math.ceil(took):,} min one after the other on two quiet cores.",
             flush=True,
         )
-    ended = {"done": [], "failed": [*wrong], "busy": [], "left": []}
-    ended["done"] = [
-        c.name for c in chosen if c.seeds and c.source not in todo and c.name not in wrong
-    ]
+    done = [cell.name for cell in chosen if cell.seeds and cell.source not in todo]
+    ended = {"done": done, "failed": [], "busy": [], "left": []}
     runner = _Runner(results, jobs, time.monotonic() + 60 * budget_minutes)
     needed = {cell.start for cell, _ in todo.values()}
     pool = concurrent.futures.ThreadPoolExecutor(jobs)
@@ -189,6 +179,11 @@ class _Runner:
         run = records.made(self._results, cell, seed)
         if run is None:
             folder, path = (at(self._results, cell, seed) for at in (records.place, records.note))
+            if records.is_other(self._results, cell, seed):
+                raise RuntimeError(
+                    f"{folder} was made with other flags or another start than the catalogue has "
+                    "now. Remove it, or choose another folder of --results."
+                )
             with replaced_whole(path) as partial:
                 about = {"flags": cell.flags, "start": cell.start, "code": code_version()}
                 Path(partial).write_text(json.dumps(about, indent=1) + "\n")

@@ -99,4 +99,3 @@ _MODELS = {
     "bilstm": _bilstm,
     "transformer": _transformer,
 }
-NAMES = tuple(_MODELS)

@@ -9,7 +9,6 @@ import contextlib
 import fcntl
 import json
 import os
-import resource
 import sys
 import time
 import traceback
@@ -90,9 +89,8 @@ class Turn:
         """Waits until nobody prepares or times; others wait until this process prepares again."""
         if self._files:
             machine, wishes = self._files
-            fcntl.flock(
-                machine, fcntl.LOCK_UN
-            )  # two with the wish would otherwise wait for each other
+            # Two processes with the wish would otherwise wait for each other.
+            fcntl.flock(machine, fcntl.LOCK_UN)
             fcntl.flock(wishes, fcntl.LOCK_SH)
             fcntl.flock(machine, fcntl.LOCK_EX)
 
@@ -154,18 +152,11 @@ class Clock:
 def memory_mib(field):
     """Returns the memory of this process in MiB: "VmRSS" (current) or "VmHWM" (highest).
 
-    On Linux, the peak of `resource.getrusage` starts at the peak of the parent process. Therefore it
-    is used only where /proc is missing.
+    The peak of `resource.getrusage` starts at the peak of the parent process.
     """
-    try:
-        with open("/proc/self/status") as status:
-            for line in status:
-                if line.startswith(f"{field}:"):
-                    return int(line.split()[1]) / 1024
-    except OSError:
-        pass
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+    with open("/proc/self/status") as status:
+        (kib,) = (line.split()[1] for line in status if line.startswith(f"{field}:"))
+    return int(kib) / 1024
 
 
 def lots(spec):
@@ -216,8 +207,7 @@ def fit(keras, model, clock, x, y, callbacks=()):
 def _ticks(keras, clock, steps):
 
     class Ticks(keras.callbacks.Callback):
-        # Not once a step: tfdp looks for changed weights around every hook of a callback that it
-        # does not know, and few trainings have one between steps.
+        # Not once a step: reading the loss waits for the step, which few trainings do.
         def on_epoch_end(self, epoch, logs=None):
             for value in (logs or {}).values():
                 float(value)  # waits until the framework has computed the steps
