@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Everything that a GPU is asked for, one part after the other:
 #
-#     bash benchmarks/gpu.sh FOLDER [selftest] [tests] [steps] [training]     (all by default)
+#     bash benchmarks/gpu.sh FOLDER [selftest] [tests] [profile] [steps] [training]     (all by default)
 #
 # Each part writes its files into FOLDER and ends after its minutes (SELFTEST_MINUTES, TESTS_MINUTES,
-# STEPS_MINUTES, TRAINING_MINUTES). Steps go on where they were when FOLDER has a
+# PROFILE_MINUTES, STEPS_MINUTES, TRAINING_MINUTES). Steps go on where they were when FOLDER has a
 # gpu.json. Trainings read $TFDS_DATA_DIR. Exit code 1 if a part failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -49,6 +49,21 @@ tests() {
     together
 }
 
+# Where the time of a step goes: processes prepare side by side, and each is profiled alone.
+profile() {
+    local point
+    export BENCHMARK_TURNS=$out/turns
+    for point in resnet18:256 transformer:4096 bilstm:4096 tutorial_cnn:4096; do
+        for subject in keras_tf tfdp keras_tf_xla tfdp_xla; do
+            case $point:$subject in bilstm*xla) continue ;; esac  # Keras does not compile them
+            part "profile_${point%:*}_$subject" "${PROFILE_MINUTES:-4}" \
+                python3 benchmarks/peers/profile_tfdp.py "${point%:*}" "${point#*:}" $subject &
+        done
+    done
+    together
+    unset BENCHMARK_TURNS
+}
+
 steps() {
     part steps "$(awk "BEGIN { print ${STEPS_MINUTES:-9} + 0.5 }")" python3 -m benchmarks --device=gpu --repeats="${ROUNDS:-1}" \
         --seconds=0.4 --steps=20 --timeout=240 --memory_gib=100 --minutes="${STEPS_MINUTES:-9}" \
@@ -69,11 +84,11 @@ training() {
     together
 }
 
-if [ $# -eq 0 ]; then set -- selftest tests steps training; fi
+if [ $# -eq 0 ]; then set -- selftest tests profile steps training; fi
 for name in "$@"; do
     case $name in
-    selftest | tests | steps | training) "$name" ;;
-    *) echo "expected selftest, tests, steps or training; found $name" >&2; exit 2 ;;
+    selftest | tests | profile | steps | training) "$name" ;;
+    *) echo "expected selftest, tests, profile, steps or training; found $name" >&2; exit 2 ;;
     esac
 done
 exit $failed

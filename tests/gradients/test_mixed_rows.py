@@ -55,6 +55,15 @@ REFUSED = {
 }
 
 
+def test_a_product_of_all_rows_is_named():
+    left = layers.Dense(2)
+    inputs = keras.Input((4,))
+    both = layers.Lambda(lambda x: x[0] + ops.tensordot(x[0], x[1], 2))
+    model = keras.Model(inputs, both([left(inputs), layers.Dense(2)(inputs)]))
+    with pytest.raises(ValueError, match="Tensordot"):
+        trained(model, "mse", X[:, :2])
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_losses_that_couple_rows_are_refused(name):
     with pytest.raises(ValueError, match="each row"):

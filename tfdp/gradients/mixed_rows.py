@@ -18,6 +18,7 @@ from absl import logging
 
 from tfdp._compat.keras import compiled_loss, flat_losses, forget_losses
 from tfdp._compat.tensorflow import concrete_function
+from tfdp.gradients.dependence import reached
 from tfdp.gradients.forward import has_own_compute_loss
 from tfdp.gradients.targets import apart
 from tfdp.gradients.vectorizing import layer_of_operation
@@ -138,22 +139,33 @@ def _moved(before, after) -> bool:
 
 
 def _mixing_operation(forward, lots) -> str:
-    """The name of the first operation whose result for the first row moves."""
-    names = []
+    """The name of the operation that mixes rows, as far as a trace shows it.
+
+    That is the first one whose result for the first row moves; or, if it was given something of `x`
+    that has no rows, what brought rows together before it, such as `tensordot` over all axes.
+    """
+    found_in, reach = [], set()
 
     def everything(x):
         forward.outputs([tf.convert_to_tensor(v) for v in forward.variables], forward.state(), x)
         operations = tf.compat.v1.get_default_graph().get_operations()
         tensors = [t for operation in operations for t in operation.outputs]
         found = [t for t in tensors if t.dtype.is_floating and t.shape.rank and t.shape[0] == ROWS]
-        names[:] = [tensor.op.name for tensor in found]
+        found_in[:] = [tensor.op for tensor in found]
+        reach.update(reached(tf.nest.flatten(x)))
         return found
 
     x, other = lots(0, 0)[0], lots(0, 1)[0]
     specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), x)
     run = concrete_function(tf.function(everything, autograph=False), specs)
-    results = zip(names, run(x), run(other), strict=True)
-    return next((name for name, before, after in results if _moved(before, after)), "")
+    results = zip(found_in, run(x), run(other), strict=True)
+    operation = next((op for op, before, after in results if _moved(before, after)), None)
+    while operation is not None:
+        given = [t.op for t in operation.inputs if t.op in reach and t.shape[:1] != [ROWS]]
+        if not given:
+            return operation.name
+        operation = given[0]
+    return ""
 
 
 def _names_of_losses(model) -> list[str]:
