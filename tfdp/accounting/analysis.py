@@ -25,15 +25,12 @@ class Analysis:
       assumptions: Short sentences, each of which has to be true.
       reason: Reason why nothing finite can be proven, or None.
       details: JSON-safe numbers to report.
-      scales: Whether multiplying the noise by c divides every mu by c and changes nothing else, so
-        that calibration has to analyse the run only once.
     """
 
     losses: tuple[Loss, ...] = ()
     assumptions: tuple[str, ...] = ()
     reason: str | None = None
     details: dict = dataclasses.field(default_factory=dict)
-    scales: bool = False
 
     def also(self, *assumptions: str, details: dict | None = None) -> "Analysis":
         """Returns the same losses with further assumptions and details."""

@@ -5,13 +5,11 @@ budget.
 """
 
 import decimal
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from scipy import optimize
 
 from tfdp._validate import fraction, one_of, whole
 from tfdp.accounting.analysis import analyse
@@ -19,12 +17,13 @@ from tfdp.accounting.composition import guarantee_of_all
 from tfdp.accounting.described import describe
 from tfdp.accounting.guarantee import check_adjacency, check_delta, check_epsilon, check_kind
 from tfdp.accounting.mechanisms.base import Mechanism
-from tfdp.accounting.numerics import gaussian, privacy_loss, subsampled
-from tfdp.accounting.numerics.subsampled import SubsampledLoss
+from tfdp.accounting.numerics import gaussian, privacy_loss
 from tfdp.accounting.run import Run, check_run, check_runs
 
 _LEAST_NOISE, _LARGEST_NOISE = 1e-9, 1e12
 _MOST_STEPS = 10_000_000
+# Steeper than epsilon falls with the noise, both in logarithms, where it does not jump.
+_STEEPEST = 12.0
 # The tails that are left out where an advantage is computed, as a share of it.
 _DELTA_OF_ADVANTAGE = 1e-5
 
@@ -102,19 +101,14 @@ def noise_for(
         found = guarantee_of_all(kind, [run.with_noise(noise)], delta, adjacency)
         return found.epsilon if advantage is None else found.advantage
 
-    _refuse_hopeless(kind, run, delta, adjacency)
+    loudest = run.with_noise(_LARGEST_NOISE)
+    reason = guarantee_of_all(kind, [loudest], delta, adjacency).reason
+    if reason:
+        raise CalibrationError(f"No noise gives a finite {kind} guarantee for this run. {reason}")
     start = 1.0
-    if kind == "proven":
+    if kind == "proven" and advantage is None:
         probe = analyse(run.with_noise(1.0), delta, adjacency)
-        if probe.scales and advantage is None:
-            # The law of the participations does not depend on the noise; the noise only scales mu.
-            def of_scaled(noise: float) -> float:
-                losses = privacy_loss.scaled(probe.losses, 1 / noise)
-                return privacy_loss.epsilon_of(losses, delta).epsilon
-
-            start = _root(of_scaled, epsilon, start)
-        elif advantage is None:
-            start = typical_noise(probe.losses, gaussian.mu_of_epsilon(epsilon, delta))
+        start = privacy_loss.typical_noise(probe.losses, gaussian.mu_of_epsilon(epsilon, delta))
     noise = _rounded_up(_root(evaluate, epsilon, start))
     while not evaluate(noise) <= epsilon:
         noise = _rounded_up(noise * (1 + 1e-9))
@@ -141,14 +135,6 @@ def _given(run: Run | None, fields: dict, first: dict[str, Any], searched: set[s
     return describe(**fields, **first)
 
 
-def typical_noise(losses: Sequence[privacy_loss.Loss], mu: float) -> float:
-    """Factor of the noise with which losses are about as private as a mu-GDP mechanism, or 1."""
-    sampled = [loss for loss in losses if isinstance(loss, SubsampledLoss)]
-    if not sampled or len(sampled) < len(losses):
-        return 1.0
-    return subsampled.typical_noise(sampled, mu)
-
-
 def _rounded_up(noise: float) -> float:
     """The next number of ten digits: the last digits of an evaluation differ from process to process.
 
@@ -158,50 +144,53 @@ def _rounded_up(noise: float) -> float:
     return float(digits.create_decimal(noise * (1 + 1e-10)))
 
 
-def _refuse_hopeless(kind: str, run: Run, delta: float, adjacency: str) -> None:
-    loudest = run.with_noise(_LARGEST_NOISE)
-    if kind == "proven":
-        reason = analyse(loudest, delta, adjacency).reason
-    else:
-        reason = guarantee_of_all(kind, [loudest], delta, adjacency).reason
-    if reason:
-        raise CalibrationError(f"No noise gives a finite {kind} guarantee for this run. {reason}")
-
-
 def _root(evaluate: Callable[[float], float], target: float, start: float) -> float:
     """The least noise, to about 1e-6, at which `evaluate`, which falls with it, is at most `target`."""
 
-    @functools.cache
     def excess(log_noise: float) -> float:
         value = evaluate(math.exp(log_noise))
         if math.isnan(value):
             raise CalibrationError(
                 f"The accountant returned no number at noise {math.exp(log_noise):g}."
             )
-        return min(math.log(max(value, 1e-300) / target), 700.0) if value < math.inf else 700.0
+        return math.log(max(value, 1e-300) / target)
 
-    low = high = None
-    point, leaps = math.log(start), 0
-    while low is None or high is None:
+    low, high, leaps = (-math.inf, 0.0), (math.inf, 0.0), 0  # (log of the noise, excess there)
+    point = math.log(start)
+    while high[0] == math.inf or low[0] == -math.inf:
         if point < math.log(_LEAST_NOISE):
-            return math.exp(high)  # epsilon hardly depends on the noise: any noise meets it
+            return math.exp(high[0])  # epsilon hardly depends on the noise: any noise meets it
         if point > math.log(_LARGEST_NOISE):
             raise CalibrationError(
                 f"Expected a noise multiplier below {_LARGEST_NOISE:g} to meet epsilon {target:g}. "
-                f"Found none: epsilon is {target * math.exp(excess(low)):.4g} at a noise of "
-                f"{math.exp(low):.1e}. Use fewer steps or a larger epsilon; where epsilon no longer "
+                f"Found none: epsilon is {target * math.exp(low[1]):.4g} at a noise of "
+                f"{math.exp(low[0]):.1e}. Use fewer steps or a larger epsilon; where epsilon no longer "
                 "falls with the noise, the accountant's bound of this mechanism ends there."
             )
         value = excess(point)
-        low, high = (low, point) if value <= 0 else (point, high)
-        # Epsilon is nearly proportional to 1 / noise. Where it is not, leaps double.
-        leap = min(max(1.02 * abs(value), 1e-3) * 2.0 ** max(0, leaps - 3), 2.7)
+        low, high = (low, (point, value)) if value <= 0 else ((point, value), high)
+        # Epsilon is nearly proportional to 1 / noise nearby. Farther away, leaps double.
+        leap = min(min(max(1.02 * abs(value), 1e-3), 0.5) * 2.0**leaps, 2.7)
         point, leaps = point + math.copysign(leap, value), leaps + 1
-    found = optimize.brentq(excess, low, high, xtol=1e-6)
-    step = 1e-6
-    while excess(found) > 0:
-        found, step = min(found + step, high), 2 * step
-    return math.exp(found)
+    return math.exp(_narrowed(excess, low, high))
+
+
+def _narrowed(excess: Callable[[float], float], low: tuple, high: tuple) -> float:
+    """Closes in on the root between two points (place, excess), from above.
+
+    The secant method needs about three points. Where epsilon jumps over the target, no point comes
+    close to it, so halving the interval down to 1e-4 takes its place.
+    """
+    before, last, jumps = low, high, False
+    while high[1] < -2e-6 and high[0] - low[0] > (1e-4 if jumps else 1e-6):
+        slope = (last[1] - before[1]) / (last[0] - before[0])
+        point = last[0] - (last[1] + 1e-6) / slope if slope < 0 else math.nan  # just above the root
+        if jumps or not low[0] < point < high[0]:
+            point = (low[0] + high[0]) / 2
+        before, last = last, (point, excess(point))
+        low, high = (low, last) if last[1] <= 0 else (last, high)
+        jumps = low[1] - high[1] > _STEEPEST * (high[0] - low[0])
+    return high[0]
 
 
 def max_steps(

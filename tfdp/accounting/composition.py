@@ -161,7 +161,10 @@ def claimed_composition(
     guessed = {run.sampling.num_examples for run in runs if isinstance(run.sampling, Unknown)}
     if guessed:
         words = " or ".join(f"{number}" for number in sorted(guessed))
-        number = f"The number of examples is not known: the formula got {words}, a planned epoch."
+        number = (
+            "The number of examples in batches of your own is not known: the formula got that of the "
+            f"rows that were planned for one epoch or one call, {words}."
+        )
         assumptions = (*assumptions, number)
     facts = _facts(runs)
     if facts["max_examples_per_user"] > 1:

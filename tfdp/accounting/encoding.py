@@ -72,5 +72,7 @@ def normal_quantiles(number: int) -> np.ndarray:
     """Magnitudes of the N(0, 1) quantiles at (i + 1/2) / number, scaled to norm 1, in rising order."""
     if number == 1:
         return np.ones(1)  # the median itself would be 0
-    values = np.sort(np.abs(special.ndtri((np.arange(number) + 0.5) / number)))
+    # Both signs of a magnitude have one value, so that it counts twice and is computed once.
+    half = -special.ndtri((np.arange(number // 2) + 0.5) / number)
+    values = np.sort(np.concatenate([half, half, np.zeros(number % 2)]))
     return values / np.linalg.norm(values)

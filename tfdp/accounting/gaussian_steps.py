@@ -107,9 +107,7 @@ def _analyse(run: Run, noise: Noise, delta: float, adjacency: str) -> Analysis:
 
 def _smaller(amplified: Analysis, alone: Analysis, delta: float) -> Analysis:
     """The bound by the secrecy of the sample, or the one that takes the sample as revealed."""
-    by_secrecy, by_sample = (epsilon_of(each.losses, delta).epsilon for each in (amplified, alone))
-    # Only one of the two is a bound whatever the noise is.
-    return dataclasses.replace(alone, scales=False) if by_sample < by_secrecy else amplified
+    return min(amplified, alone, key=lambda found: epsilon_of(found.losses, delta).epsilon)
 
 
 def _details(run: Run, adjacency: str, **more) -> dict:
@@ -132,7 +130,7 @@ def _unamplified(run: Run, noise: Noise, adjacency: str) -> Analysis:
     else:
         details["participations"] = sampling.participations(run.steps)
         norm = math.sqrt(details["participations"]) / noise
-    return Analysis((GaussianLoss(details["sensitivity"] * norm),), details=details, scales=True)
+    return Analysis((GaussianLoss(details["sensitivity"] * norm),), details=details)
 
 
 def _revealed(run: Run, noise: Noise, delta: float, adjacency: str) -> Analysis:
@@ -143,7 +141,7 @@ def _revealed(run: Run, noise: Noise, delta: float, adjacency: str) -> Analysis:
         for z, count in levels(noise, run.steps)
     )
     details = _details(run, adjacency, amplification="random participation, sample revealed")
-    return Analysis(losses, details=details, scales=True)
+    return Analysis(losses, details=details)
 
 
 def _rounds(run: Run, noise: Noise):

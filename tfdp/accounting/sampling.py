@@ -337,7 +337,11 @@ class FixedSize(_FreshLots):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Unknown(Sampling):
-    """A data set that draws its lots in an unknown way: each example may be once in every lot."""
+    """Batches drawn in an unknown way: each example may be once in every lot.
+
+    Nobody knows how many examples there are. `num_examples` is the number of rows for which an epoch
+    was planned, or that of one batch, and matters for the claim only.
+    """
 
     name: ClassVar[str] = "unknown"
     words: ClassVar[str] = "batches drawn in an unknown way"
@@ -348,14 +352,12 @@ class Unknown(Sampling):
     )
 
     def assumptions(self) -> tuple[str, ...]:
-        return tuple(map(Declared, super().assumptions()))
+        public = f"The lot size ({self.lot_size}) is public, and every sum is divided by it."
+        return tuple(map(Declared, (public, *super().assumptions()[1:])))
 
     @property
     def sizes(self) -> str:
-        return (
-            f"of at most {self.lot_size} examples each, every one of which may be in every batch (an "
-            f"epoch was planned to have {self.num_examples})"
-        )
+        return f"of at most {self.lot_size} examples each, every one of which may be in every batch"
 
 
 _CLASSES: dict[str, type[Sampling]] = {

@@ -135,10 +135,12 @@ class Matrix(NoisyMechanism):
             noise = self.noise_multiplier / column
             found = gaussian_steps.amplified(run, noise, adjacency)
             return found.also(*_ASSUMPTIONS, SECRET_SAMPLE, details={"response_norm": column})
-        loss, details = linear_releases.loss_of(
-            run, Toeplitz.of(run), self.noise_multiplier, adjacency, delta
-        )
-        return Analysis((loss,), _ASSUMPTIONS, details=details, scales=True)
+        loss, details = linear_releases.loss_of(run, adjacency, delta)
+        return Analysis((loss,), _ASSUMPTIONS, details=details)
+
+    def response(self, run: Run) -> Toeplitz:
+        """The matrix W of `linear_releases`."""
+        return Toeplitz.of(run)
 
     def _amplifies(self, run: Run) -> bool:
         """Whether the secrecy of the sample amplifies the steps (see the module's docstring)."""
