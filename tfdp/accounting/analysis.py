@@ -50,10 +50,7 @@ def check_adjacency_fits(run: "Run", adjacency: str) -> None:
 def analyse(run: "Run", delta: float, adjacency: str) -> Analysis:
     """Translates a run into privacy losses; `reason` is set if nothing finite can be proven.
 
-    Args:
-      run: Description of what was executed.
-      delta: Probability in (0, 1); it determines how much tail mass is left out.
-      adjacency: Neighbouring relation, which has to be defined for the run.
+    `delta` determines how much tail mass is left out.
     """
     check_adjacency_fits(run, adjacency)
     if run.steps == 0:

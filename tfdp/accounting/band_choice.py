@@ -31,10 +31,9 @@ class BandChoice:
     """The best number of bands, with the noise that it needs.
 
     Attributes:
-      bands: Number of bands of the strategy, and number of groups of the sampling.
+      bands: Number of bands of the strategy, and of groups of the sampling.
       noise_multiplier: Noise multiplier that meets the budget with this number of bands.
-      error: Standard deviation of the noise on the prefix sums over the clip norm: its root mean
-        square over the steps, or its largest value, as the objective says.
+      error: Standard deviation of the noise on the prefix sums over the clip norm, by the objective.
 
     Example:
       >>> from tfdp.accounting import BandChoice

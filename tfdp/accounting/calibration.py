@@ -53,23 +53,17 @@ def noise_for(
     Args:
       epsilon: Budget, finite and above 0.
       delta: Probability in (0, 1).
-      run: The run to be executed. A constant noise multiplier of the run is ignored. A table of
-        noise multipliers keeps its shape: the result is a common factor of all its values.
-      kind: "claimed" or "proven": the guarantee that has to stay within the budget.
+      run: The run to be executed. Its constant noise multiplier is ignored; of a table, the result
+        is a common factor (see `Run.with_noise`).
+      kind: "claimed" or "proven".
       adjacency: Neighbouring relation.
       advantage: In place of `epsilon` and `delta`: the largest proven advantage of a test of
         membership (`Guarantee.advantage`), in (0, 1).
       **fields: In place of `run`, the keywords of `describe` without a noise multiplier.
 
-    Returns:
-      A noise multiplier (or the common factor of a table) whose epsilon, or advantage, was evaluated
-      and is within the budget. Pass it to `run.with_noise`.
-
     Raises:
-      CalibrationError: If no noise gives a finite guarantee within the budget; the message names the
-        reason.
-      TypeError: If both `run` and keywords are given, or neither, or a noise multiplier; or both a
-        budget and an advantage, or neither.
+      CalibrationError: If no noise gives a finite guarantee within the budget.
+      TypeError: If not exactly one of run and keywords, or of budget and advantage, is given.
 
     Example:
       >>> from tfdp.accounting import noise_for
@@ -202,21 +196,16 @@ def max_steps(
     earlier: Sequence[Run] = (),
     **fields: Any,
 ) -> int:
-    """Largest number of steps whose guarantee stays within the budget.
+    """Largest number of steps whose guarantee stays within the budget; 0 if not even one does.
 
     Args:
       epsilon: Budget, finite and above 0.
       delta: Probability in (0, 1).
-      run: The run. Its own `steps` is where the search starts and does not limit the result; a table
-        over steps does.
-      kind: "claimed" or "proven": the guarantee that has to stay within the budget.
+      run: The run. The search starts at its `steps`; only tables and 10,000,000 limit the result.
+      kind: "claimed" or "proven".
       adjacency: Neighbouring relation.
       earlier: Earlier runs on the same data that the budget has to cover too.
       **fields: In place of `run`, the keywords of `describe` without steps and epochs.
-
-    Returns:
-      The number of steps: 0 if not even one step fits, and at most 10,000,000 or the length of the
-      shortest table.
 
     Raises:
       TypeError: If both `run` and keywords are given, or neither, or a number of steps.
@@ -261,7 +250,7 @@ def epsilon_curve(
     adjacency: str = "zero_out",
     earlier: Sequence[Run] = (),
 ) -> list[float]:
-    """Epsilon after several numbers of steps, for showing progress.
+    """Epsilon after each of several numbers of steps, in increasing order; none exceeds a later one.
 
     Args:
       run: The run; its own `steps` is ignored, but tables must cover the largest of `steps`.
@@ -270,9 +259,6 @@ def epsilon_curve(
       kind: "claimed" or "proven".
       adjacency: Neighbouring relation.
       earlier: Runs that were executed before, whose cost is included.
-
-    Returns:
-      One epsilon for each of `steps`; none exceeds a later one.
 
     Example:
       >>> from tfdp.accounting import describe, epsilon_curve

@@ -35,10 +35,9 @@ class CorrelatedNoise:
     def completed(self, without_budget: float | None = None) -> "CorrelatedNoise":
         """Returns the same noise with everything chosen that has a default.
 
-        The default strategy is banded_toeplitz. With cyclic Poisson lots, the numbers of bands and of
-        groups are equal by default; if neither is given, `best_bands` chooses the number with the least
-        noise at the budget, or at `without_budget` if there is none. With lots in a fixed order, the
-        default number of bands is that of the steps in an epoch. It never exceeds the number of steps.
+        With cyclic Poisson lots there are as many bands as groups; if neither is given, `best_bands`
+        chooses for the budget, or for `without_budget`. In a fixed order, there are as many
+        bands as steps in an epoch.
 
         Raises:
           ValueError: If a setting that has no default here is left open.

@@ -19,11 +19,10 @@ class Encoding:
 
     Attributes:
       noise: Family of the noise, one of `noise_families.FAMILIES`.
-      degrees_of_freedom: Degrees of freedom of Student's t, above 0; None for the other families.
-      num_weights: Number of weights, which is the length of every vector; None, together with
-        `largest_entry`, describes vectors of every length.
-      largest_entry: If given, the description covers every codebook of vectors of norm at most 1 with
-        entries of at most this number; None is the single vector of `normal_quantiles`.
+      degrees_of_freedom: Degrees of freedom of Student's t; None for the other families.
+      num_weights: Length of every vector; None, with `largest_entry`, for vectors of every length.
+      largest_entry: If given, every codebook of vectors of norm at most 1 with entries of at most this
+        number; None is the single vector of `normal_quantiles`.
       private_codebook: Whether the vectors were fitted to private gradients.
 
     Example:

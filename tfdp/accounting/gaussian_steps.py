@@ -73,9 +73,6 @@ def analyse_sums(run: Run, noise: Noise, delta: float, adjacency: str) -> Analys
       delta: Probability in (0, 1); it determines how much tail mass is left out.
       adjacency: Neighbouring relation.
 
-    Returns:
-      An `Analysis` without the assumptions that all mechanisms share.
-
     Raises:
       UnboundedSensitivity: If nothing bounds the influence of one record.
     """
@@ -155,19 +152,7 @@ def _rounds(run: Run, noise: Noise):
 
 
 def amplified(run: Run, noise: Noise, adjacency: str) -> Analysis:
-    """Privacy losses of Poisson lots, amplified by the secrecy of the sample.
-
-    Args:
-      run: Run whose lots are drawn by coin flips; a record takes part in its group's turns only.
-      noise: Standard deviation of the noise over the clip norm.
-      adjacency: Neighbouring relation.
-
-    Returns:
-      An `Analysis` with losses and details only.
-
-    Raises:
-      UnboundedSensitivity: If normalization statistics were taken over the lots.
-    """
+    """Privacy losses of lots that are drawn by coin flips, amplified by the secrecy of the sample."""
     pair = "replace" if run.contribution.replaces(adjacency) else "add"
     q, users = run.sampling.probability, run.contribution.max_examples_per_user
     losses = [

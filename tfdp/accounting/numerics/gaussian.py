@@ -43,17 +43,9 @@ def epsilon_of_mixture(
 ) -> float:
     """Upper bound on epsilon of a mechanism whose mu is drawn at random, independently of the data.
 
-    Hockey-stick divergence is jointly convex, so the profile is at most the average of the
-    profiles of the outcomes, plus the probability of the outcomes that are left out (Theorem B).
-
-    Args:
-      squares: mu^2 of every outcome, shape (outcomes,).
-      probabilities: Probability of every outcome, shape (outcomes,).
-      overflow: Probability of all outcomes that are not listed; they count as a complete loss.
-      delta: Probability in (0, 1).
-
-    Returns:
-      Epsilon; infinite if `overflow` plus the probability of an infinite mu is not below delta.
+    By joint convexity the profile is at most the average of those of the outcomes, of mu^2 `squares`,
+    plus the probability `overflow` of those that are left out (Theorem B). It is infinite if
+    `overflow` plus the probability of an infinite mu is not below delta.
     """
     infinite = ~np.isfinite(squares)
     overflow = overflow + float(probabilities[infinite].sum())

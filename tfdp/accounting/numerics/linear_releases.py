@@ -49,15 +49,9 @@ class Response(Protocol):
 
 
 def loss_of(run: "Run", adjacency: str, delta: float):
-    """The privacy loss of a run of a mechanism that has a `response`.
+    """(privacy loss, JSON-safe facts about it) of a run whose mechanism has a `response`.
 
-    Args:
-      run: Run of at least one step.
-      adjacency: Neighbouring relation.
-      delta: Probability in (0, 1); it determines how much tail mass of a random sampling is left out.
-
-    Returns:
-      (loss, details): the loss, and JSON-safe facts about the bound.
+    `delta` determines how much tail mass of a random sampling is left out.
     """
     noise = float(run.schedule("noise_multiplier")[0])
     constant = not isinstance(run.mechanism.noise_multiplier, tuple)
