@@ -20,11 +20,8 @@ if TYPE_CHECKING:
 class Analysis:
     """A run, translated into privacy losses that compose.
 
-    Attributes:
-      losses: Privacy losses whose composition dominates everything that the run released.
-      assumptions: Short sentences, each of which has to be true.
-      reason: Reason why nothing finite can be proven, or None.
-      details: JSON-safe numbers to report.
+    `losses` dominate everything that the run released, if all `assumptions` are true; `reason` says why
+    nothing finite can be proven, and `details` are JSON-safe numbers to report.
     """
 
     losses: tuple[Loss, ...] = ()

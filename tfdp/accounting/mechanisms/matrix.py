@@ -40,10 +40,7 @@ _ASSUMPTIONS = (
 class Toeplitz:
     """A lower-triangular Toeplitz matrix as a `linear_releases.Response`.
 
-    Attributes:
-      first: Magnitudes of the first column from the diagonal downwards, at most `steps` numbers;
-        all further entries are 0.
-      steps: Number of rows.
+    `first` has the magnitudes of the first column from the diagonal downwards, then zeros.
     """
 
     first: np.ndarray

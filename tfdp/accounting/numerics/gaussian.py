@@ -73,17 +73,10 @@ def epsilon_of_mixture(
 
 
 def mu_of_epsilon(epsilon: float, delta: float) -> float:
-    """Largest mu, rounded down, for which a mu-GDP mechanism is (epsilon, delta)-DP; epsilon > 0."""
-    low, high = 1.0, 1.0
-    while epsilon_of_mu(low, delta) > epsilon:
-        low /= 2.0
-    while epsilon_of_mu(high, delta) <= epsilon:
-        high *= 2.0
+    """About the mu for which a mu-GDP mechanism is (epsilon, delta)-DP; a search starts from it."""
     target = math.log(delta)
-    mu = optimize.brentq(
-        lambda m: max(float(log_delta(epsilon, m)), -700.0) - target, low, high, rtol=1e-13
-    )
-    step = 1e-12
-    while epsilon_of_mu(mu, delta) > epsilon:
-        mu, step = mu * (1 - step), 2 * step
-    return mu
+
+    def excess(log_mu: float) -> float:
+        return max(float(log_delta(epsilon, math.exp(log_mu))), -700.0) - target
+
+    return math.exp(optimize.brentq(excess, -30.0, 30.0, xtol=1e-9))

@@ -42,10 +42,8 @@ class GaussianLoss:
 class RandomGaussianLoss:
     """A Gaussian mechanism whose mu depends on public randomness only.
 
-    Attributes:
-      squares: mu^2 of every outcome, shape (outcomes,).
-      probabilities: Probability of every outcome, shape (outcomes,).
-      overflow: Probability of all outcomes that are not listed; they count as a complete loss.
+    `squares` are mu^2 of the outcomes, `overflow` the chance of those that are not listed, a complete
+    loss.
     """
 
     squares: np.ndarray
@@ -80,13 +78,7 @@ ORDERS = (
 
 @dataclasses.dataclass(frozen=True)
 class Spent:
-    """Result of `epsilon_of`.
-
-    Attributes:
-      epsilon: Upper bound on epsilon; may be infinite.
-      mu: Parameter of the composition if it is a mu-GDP mechanism, else None.
-      details: JSON-safe facts about the computation.
-    """
+    """Epsilon (maybe infinite), mu if the composition is a mu-GDP mechanism, and JSON-safe facts."""
 
     epsilon: float
     mu: float | None

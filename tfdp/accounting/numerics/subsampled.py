@@ -30,10 +30,7 @@ _HARMLESS = 0.01
 class SubsampledLoss:
     """`steps` independent rounds of a public mixture of dominating pairs.
 
-    Attributes:
-      components: Components of one round; their weights and `overflow` add up to 1.
-      steps: Number of rounds.
-      overflow: Probability per round that no component applies; this counts as a complete loss.
+    `overflow` is the chance per round that no component applies, which is a complete loss.
     """
 
     components: tuple[Component, ...]
