@@ -38,18 +38,13 @@ class Analysis:
         )
 
 
-def check_adjacency_fits(run: "Run", adjacency: str) -> None:
-    """Raises ValueError for a neighbouring relation that is not defined for the run."""
-    run.contribution.check_adjacency(adjacency)
-    run.sampling.check_adjacency(adjacency)
-
-
 def analyse(run: "Run", delta: float, adjacency: str) -> Analysis:
     """Translates a run into privacy losses; `reason` is set if nothing finite can be proven.
 
     `delta` determines how much tail mass is left out.
     """
-    check_adjacency_fits(run, adjacency)
+    run.contribution.check_adjacency(adjacency)
+    run.sampling.check_adjacency(adjacency)
     if run.steps == 0:
         return Analysis()
     reason = run.mechanism.nothing_proven(run, adjacency)

@@ -43,7 +43,7 @@ class CorrelatedNoise:
           ValueError: If a setting that has no default here is left open.
         """
         budget = self.epsilon or without_budget
-        self.check_open(budget)
+        self._check_open(budget)
         strategy = self.strategy or USUAL_STRATEGY
         bands, groups = self.bands, self.groups
         if self.sampling == "cyclic_poisson":
@@ -54,8 +54,7 @@ class CorrelatedNoise:
             bands = min(max(1, self.num_examples // self.lot_size), self.steps)
         return dataclasses.replace(self, strategy=strategy, bands=bands, groups=groups)
 
-    def check_open(self, budget: float | None) -> None:
-        """Raises ValueError if a setting without a default is left open; this takes no time."""
+    def _check_open(self, budget: float | None) -> None:
         best = self.strategy in (None, USUAL_STRATEGY)
         if self.sampling == "cyclic_poisson":
             if not (self.groups or self.bands or (best and budget is not None)):
