@@ -16,36 +16,8 @@ from tfdp.accounting.strategies import (
     inverse,
     losses,
     optimized,
-    sensitivity,
     sqrt_coefficients,
 )
-
-# matrix_factorization/sensitivity_test.py, test_minsep_true_max_participations:
-# steps, separation, largest number of participations, how many are possible.
-PARTICIPATIONS = [
-    (1, 10, 5, 1),
-    (5, 1, 5, 5),
-    (5, 2, 5, 3),
-    (5, 4, 5, 2),
-    (5, 6, 5, 1),
-    (5, 2, 2, 2),
-    (4, 2, 4, 2),
-]
-
-
-@pytest.mark.parametrize(("steps", "separation", "most", "possible"), PARTICIPATIONS)
-def test_participations_that_fit(steps, separation, most, possible):
-    """The squared sensitivity of the identity is the number of participations."""
-    assert sensitivity([1.0], steps, most, separation) ** 2 == pytest.approx(possible)
-
-
-def test_sensitivity_of_bands_that_do_not_overlap():
-    """banded_test.py, test_minsep_sensitivity_squared: 8.0 and 6.0 for columns of norm 1."""
-    column = optimized(32, 4)
-    for most, expected in ((32, 8.0), (6, 6.0)):
-        found = sensitivity(column / np.linalg.norm(column), 32, most, 4) ** 2
-        assert found == pytest.approx(expected)
-    assert sensitivity([1.0, 1.0], 100, 1, 10) == pytest.approx(math.sqrt(2))  # test_helper
 
 
 def test_coefficients_of_the_inverse_square_root():
@@ -64,7 +36,7 @@ def test_more_bands_are_better(objective):
     """toeplitz_test.py, test_toeplitz_more_bands_is_better, for 16 steps."""
     which = 0 if objective == "mean" else 1
     columns = [optimized(16, bands, objective) for bands in (1, 2, 5, 10, 15, 16)]
-    errors = [sensitivity(c, 16) * losses(c, 16)[which] for c in columns]
+    errors = [np.linalg.norm(c) * losses(c, 16)[which] for c in columns]
     assert np.all(np.diff(errors) <= 1e-9)
 
 
@@ -94,5 +66,5 @@ def test_as_many_bands_as_groups_of_whole_lots_are_not_amplified():
         mechanism="dpsgd", sampling="cyclic", num_examples=1, lot_size=1, steps=1,
         noise_multiplier=1.0,
     )  # fmt: skip
-    expected = noise_for(2.0, 1e-6, gaussian) * sensitivity(column, 100, 10, 10)
+    expected = noise_for(2.0, 1e-6, gaussian) * math.sqrt(10) * np.linalg.norm(column)
     assert noise_for(2.0, 1e-6, run) == pytest.approx(expected, rel=1e-6)

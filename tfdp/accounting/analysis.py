@@ -20,20 +20,14 @@ if TYPE_CHECKING:
 class Analysis:
     """A run, translated into privacy losses that compose.
 
-    Attributes:
-      losses: Privacy losses whose composition dominates everything that the run released.
-      assumptions: Short sentences, each of which has to be true.
-      reason: Reason why nothing finite can be proven, or None.
-      details: JSON-safe numbers to report.
-      scales: Whether multiplying the noise by c divides every mu by c and changes nothing else, so
-        that calibration has to analyse the run only once.
+    `losses` dominate everything that the run released, if all `assumptions` are true; `reason` says why
+    nothing finite can be proven, and `details` are JSON-safe numbers to report.
     """
 
     losses: tuple[Loss, ...] = ()
     assumptions: tuple[str, ...] = ()
     reason: str | None = None
     details: dict = dataclasses.field(default_factory=dict)
-    scales: bool = False
 
     def also(self, *assumptions: str, details: dict | None = None) -> "Analysis":
         """Returns the same losses with further assumptions and details."""
@@ -44,21 +38,13 @@ class Analysis:
         )
 
 
-def check_adjacency_fits(run: "Run", adjacency: str) -> None:
-    """Raises ValueError for a neighbouring relation that is not defined for the run."""
-    run.contribution.check_adjacency(adjacency)
-    run.sampling.check_adjacency(adjacency)
-
-
 def analyse(run: "Run", delta: float, adjacency: str) -> Analysis:
     """Translates a run into privacy losses; `reason` is set if nothing finite can be proven.
 
-    Args:
-      run: Description of what was executed.
-      delta: Probability in (0, 1); it determines how much tail mass is left out.
-      adjacency: Neighbouring relation, which has to be defined for the run.
+    `delta` determines how much tail mass is left out.
     """
-    check_adjacency_fits(run, adjacency)
+    run.contribution.check_adjacency(adjacency)
+    run.sampling.check_adjacency(adjacency)
     if run.steps == 0:
         return Analysis()
     reason = run.mechanism.nothing_proven(run, adjacency)

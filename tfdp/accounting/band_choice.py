@@ -12,10 +12,11 @@ from collections.abc import Iterator
 
 from tfdp._validate import one_of, whole
 from tfdp.accounting.analysis import analyse
-from tfdp.accounting.calibration import CalibrationError, noise_for, typical_noise
+from tfdp.accounting.calibration import CalibrationError, noise_for
 from tfdp.accounting.guarantee import check_adjacency, check_delta, check_epsilon
 from tfdp.accounting.mechanisms.matrix import Matrix
 from tfdp.accounting.numerics.gaussian import mu_of_epsilon
+from tfdp.accounting.numerics.privacy_loss import typical_noise
 from tfdp.accounting.run import Run, check_run
 from tfdp.accounting.sampling import CyclicPoisson
 from tfdp.accounting.strategies import OBJECTIVES, losses, strategy
@@ -30,10 +31,9 @@ class BandChoice:
     """The best number of bands, with the noise that it needs.
 
     Attributes:
-      bands: Number of bands of the strategy, and number of groups of the sampling.
+      bands: Number of bands of the strategy, and of groups of the sampling.
       noise_multiplier: Noise multiplier that meets the budget with this number of bands.
-      error: Standard deviation of the noise on the prefix sums over the clip norm: its root mean
-        square over the steps, or its largest value, as the objective says.
+      error: Standard deviation of the noise on the prefix sums over the clip norm, by the objective.
 
     Example:
       >>> from tfdp.accounting import BandChoice

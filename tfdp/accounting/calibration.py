@@ -5,13 +5,11 @@ budget.
 """
 
 import decimal
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from scipy import optimize
 
 from tfdp._validate import fraction, one_of, whole
 from tfdp.accounting.analysis import analyse
@@ -19,12 +17,13 @@ from tfdp.accounting.composition import guarantee_of_all
 from tfdp.accounting.described import describe
 from tfdp.accounting.guarantee import check_adjacency, check_delta, check_epsilon, check_kind
 from tfdp.accounting.mechanisms.base import Mechanism
-from tfdp.accounting.numerics import gaussian, privacy_loss, subsampled
-from tfdp.accounting.numerics.subsampled import SubsampledLoss
+from tfdp.accounting.numerics import gaussian, privacy_loss
 from tfdp.accounting.run import Run, check_run, check_runs
 
 _LEAST_NOISE, _LARGEST_NOISE = 1e-9, 1e12
 _MOST_STEPS = 10_000_000
+# Steeper than epsilon falls with the noise, both in logarithms, where it does not jump.
+_STEEPEST = 12.0
 # The tails that are left out where an advantage is computed, as a share of it.
 _DELTA_OF_ADVANTAGE = 1e-5
 
@@ -54,23 +53,17 @@ def noise_for(
     Args:
       epsilon: Budget, finite and above 0.
       delta: Probability in (0, 1).
-      run: The run to be executed. A constant noise multiplier of the run is ignored. A table of
-        noise multipliers keeps its shape: the result is a common factor of all its values.
-      kind: "claimed" or "proven": the guarantee that has to stay within the budget.
+      run: The run to be executed. Its constant noise multiplier is ignored; of a table, the result
+        is a common factor (see `Run.with_noise`).
+      kind: "claimed" or "proven".
       adjacency: Neighbouring relation.
       advantage: In place of `epsilon` and `delta`: the largest proven advantage of a test of
         membership (`Guarantee.advantage`), in (0, 1).
       **fields: In place of `run`, the keywords of `describe` without a noise multiplier.
 
-    Returns:
-      A noise multiplier (or the common factor of a table) whose epsilon, or advantage, was evaluated
-      and is within the budget. Pass it to `run.with_noise`.
-
     Raises:
-      CalibrationError: If no noise gives a finite guarantee within the budget; the message names the
-        reason.
-      TypeError: If both `run` and keywords are given, or neither, or a noise multiplier; or both a
-        budget and an advantage, or neither.
+      CalibrationError: If no noise gives a finite guarantee within the budget.
+      TypeError: If not exactly one of run and keywords, or of budget and advantage, is given.
 
     Example:
       >>> from tfdp.accounting import noise_for
@@ -102,19 +95,14 @@ def noise_for(
         found = guarantee_of_all(kind, [run.with_noise(noise)], delta, adjacency)
         return found.epsilon if advantage is None else found.advantage
 
-    _refuse_hopeless(kind, run, delta, adjacency)
+    loudest = run.with_noise(_LARGEST_NOISE)
+    reason = guarantee_of_all(kind, [loudest], delta, adjacency).reason
+    if reason:
+        raise CalibrationError(f"No noise gives a finite {kind} guarantee for this run. {reason}")
     start = 1.0
-    if kind == "proven":
+    if kind == "proven" and advantage is None:
         probe = analyse(run.with_noise(1.0), delta, adjacency)
-        if probe.scales and advantage is None:
-            # The law of the participations does not depend on the noise; the noise only scales mu.
-            def of_scaled(noise: float) -> float:
-                losses = privacy_loss.scaled(probe.losses, 1 / noise)
-                return privacy_loss.epsilon_of(losses, delta).epsilon
-
-            start = _root(of_scaled, epsilon, start)
-        elif advantage is None:
-            start = typical_noise(probe.losses, gaussian.mu_of_epsilon(epsilon, delta))
+        start = privacy_loss.typical_noise(probe.losses, gaussian.mu_of_epsilon(epsilon, delta))
     noise = _rounded_up(_root(evaluate, epsilon, start))
     while not evaluate(noise) <= epsilon:
         noise = _rounded_up(noise * (1 + 1e-9))
@@ -141,14 +129,6 @@ def _given(run: Run | None, fields: dict, first: dict[str, Any], searched: set[s
     return describe(**fields, **first)
 
 
-def typical_noise(losses: Sequence[privacy_loss.Loss], mu: float) -> float:
-    """Factor of the noise with which losses are about as private as a mu-GDP mechanism, or 1."""
-    sampled = [loss for loss in losses if isinstance(loss, SubsampledLoss)]
-    if not sampled or len(sampled) < len(losses):
-        return 1.0
-    return subsampled.typical_noise(sampled, mu)
-
-
 def _rounded_up(noise: float) -> float:
     """The next number of ten digits: the last digits of an evaluation differ from process to process.
 
@@ -158,50 +138,53 @@ def _rounded_up(noise: float) -> float:
     return float(digits.create_decimal(noise * (1 + 1e-10)))
 
 
-def _refuse_hopeless(kind: str, run: Run, delta: float, adjacency: str) -> None:
-    loudest = run.with_noise(_LARGEST_NOISE)
-    if kind == "proven":
-        reason = analyse(loudest, delta, adjacency).reason
-    else:
-        reason = guarantee_of_all(kind, [loudest], delta, adjacency).reason
-    if reason:
-        raise CalibrationError(f"No noise gives a finite {kind} guarantee for this run. {reason}")
-
-
 def _root(evaluate: Callable[[float], float], target: float, start: float) -> float:
     """The least noise, to about 1e-6, at which `evaluate`, which falls with it, is at most `target`."""
 
-    @functools.cache
     def excess(log_noise: float) -> float:
         value = evaluate(math.exp(log_noise))
         if math.isnan(value):
             raise CalibrationError(
                 f"The accountant returned no number at noise {math.exp(log_noise):g}."
             )
-        return min(math.log(max(value, 1e-300) / target), 700.0) if value < math.inf else 700.0
+        return math.log(max(value, 1e-300) / target)
 
-    low = high = None
-    point, leaps = math.log(start), 0
-    while low is None or high is None:
+    low, high, leaps = (-math.inf, 0.0), (math.inf, 0.0), 0  # (log of the noise, excess there)
+    point = math.log(start)
+    while high[0] == math.inf or low[0] == -math.inf:
         if point < math.log(_LEAST_NOISE):
-            return math.exp(high)  # epsilon hardly depends on the noise: any noise meets it
+            return math.exp(high[0])  # epsilon hardly depends on the noise: any noise meets it
         if point > math.log(_LARGEST_NOISE):
             raise CalibrationError(
                 f"Expected a noise multiplier below {_LARGEST_NOISE:g} to meet epsilon {target:g}. "
-                f"Found none: epsilon is {target * math.exp(excess(low)):.4g} at a noise of "
-                f"{math.exp(low):.1e}. Use fewer steps or a larger epsilon; where epsilon no longer "
+                f"Found none: epsilon is {target * math.exp(low[1]):.4g} at a noise of "
+                f"{math.exp(low[0]):.1e}. Use fewer steps or a larger epsilon; where epsilon no longer "
                 "falls with the noise, the accountant's bound of this mechanism ends there."
             )
         value = excess(point)
-        low, high = (low, point) if value <= 0 else (point, high)
-        # Epsilon is nearly proportional to 1 / noise. Where it is not, leaps double.
-        leap = min(max(1.02 * abs(value), 1e-3) * 2.0 ** max(0, leaps - 3), 2.7)
+        low, high = (low, (point, value)) if value <= 0 else ((point, value), high)
+        # Epsilon is nearly proportional to 1 / noise nearby. Farther away, leaps double.
+        leap = min(min(max(1.02 * abs(value), 1e-3), 0.5) * 2.0**leaps, 2.7)
         point, leaps = point + math.copysign(leap, value), leaps + 1
-    found = optimize.brentq(excess, low, high, xtol=1e-6)
-    step = 1e-6
-    while excess(found) > 0:
-        found, step = min(found + step, high), 2 * step
-    return math.exp(found)
+    return math.exp(_narrowed(excess, low, high))
+
+
+def _narrowed(excess: Callable[[float], float], low: tuple, high: tuple) -> float:
+    """Closes in on the root between two points (place, excess), from above.
+
+    The secant method needs about three points. Where epsilon jumps over the target, no point comes
+    close to it, so halving the interval down to 1e-4 takes its place.
+    """
+    before, last, jumps = low, high, False
+    while high[1] < -2e-6 and high[0] - low[0] > (1e-4 if jumps else 1e-6):
+        slope = (last[1] - before[1]) / (last[0] - before[0])
+        point = last[0] - (last[1] + 1e-6) / slope if slope < 0 else math.nan  # just above the root
+        if jumps or not low[0] < point < high[0]:
+            point = (low[0] + high[0]) / 2
+        before, last = last, (point, excess(point))
+        low, high = (low, last) if last[1] <= 0 else (last, high)
+        jumps = low[1] - high[1] > _STEEPEST * (high[0] - low[0])
+    return high[0]
 
 
 def max_steps(
@@ -213,21 +196,16 @@ def max_steps(
     earlier: Sequence[Run] = (),
     **fields: Any,
 ) -> int:
-    """Largest number of steps whose guarantee stays within the budget.
+    """Largest number of steps whose guarantee stays within the budget; 0 if not even one does.
 
     Args:
       epsilon: Budget, finite and above 0.
       delta: Probability in (0, 1).
-      run: The run. Its own `steps` is where the search starts and does not limit the result; a table
-        over steps does.
-      kind: "claimed" or "proven": the guarantee that has to stay within the budget.
+      run: The run. The search starts at its `steps`; only tables and 10,000,000 limit the result.
+      kind: "claimed" or "proven".
       adjacency: Neighbouring relation.
       earlier: Earlier runs on the same data that the budget has to cover too.
       **fields: In place of `run`, the keywords of `describe` without steps and epochs.
-
-    Returns:
-      The number of steps: 0 if not even one step fits, and at most 10,000,000 or the length of the
-      shortest table.
 
     Raises:
       TypeError: If both `run` and keywords are given, or neither, or a number of steps.
@@ -272,7 +250,7 @@ def epsilon_curve(
     adjacency: str = "zero_out",
     earlier: Sequence[Run] = (),
 ) -> list[float]:
-    """Epsilon after several numbers of steps, for showing progress.
+    """Epsilon after each of several numbers of steps, in increasing order; none exceeds a later one.
 
     Args:
       run: The run; its own `steps` is ignored, but tables must cover the largest of `steps`.
@@ -281,9 +259,6 @@ def epsilon_curve(
       kind: "claimed" or "proven".
       adjacency: Neighbouring relation.
       earlier: Runs that were executed before, whose cost is included.
-
-    Returns:
-      One epsilon for each of `steps`; none exceeds a later one.
 
     Example:
       >>> from tfdp.accounting import describe, epsilon_curve

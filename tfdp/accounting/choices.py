@@ -35,16 +35,15 @@ class CorrelatedNoise:
     def completed(self, without_budget: float | None = None) -> "CorrelatedNoise":
         """Returns the same noise with everything chosen that has a default.
 
-        The default strategy is banded_toeplitz. With cyclic Poisson lots, the numbers of bands and of
-        groups are equal by default; if neither is given, `best_bands` chooses the number with the least
-        noise at the budget, or at `without_budget` if there is none. With lots in a fixed order, the
-        default number of bands is that of the steps in an epoch. It never exceeds the number of steps.
+        With cyclic Poisson lots there are as many bands as groups; if neither is given, `best_bands`
+        chooses for the budget, or for `without_budget`. In a fixed order, there are as many
+        bands as steps in an epoch.
 
         Raises:
           ValueError: If a setting that has no default here is left open.
         """
         budget = self.epsilon or without_budget
-        self.check_open(budget)
+        self._check_open(budget)
         strategy = self.strategy or USUAL_STRATEGY
         bands, groups = self.bands, self.groups
         if self.sampling == "cyclic_poisson":
@@ -55,8 +54,7 @@ class CorrelatedNoise:
             bands = min(max(1, self.num_examples // self.lot_size), self.steps)
         return dataclasses.replace(self, strategy=strategy, bands=bands, groups=groups)
 
-    def check_open(self, budget: float | None) -> None:
-        """Raises ValueError if a setting without a default is left open; this takes no time."""
+    def _check_open(self, budget: float | None) -> None:
         best = self.strategy in (None, USUAL_STRATEGY)
         if self.sampling == "cyclic_poisson":
             if not (self.groups or self.bands or (best and budget is not None)):

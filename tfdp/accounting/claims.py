@@ -28,13 +28,7 @@ ASSUMPTIONS = (
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """Claimed epsilon of a paper whose formula is not a Rényi divergence.
-
-    Attributes:
-      epsilon: Claimed epsilon; may be infinite.
-      details: JSON-safe numbers to report.
-      reason: Reason that is reported if epsilon is infinite, or None.
-    """
+    """Claimed epsilon of a formula that is no Rényi divergence; `reason` says why one is infinite."""
 
     epsilon: float
     details: dict = dataclasses.field(default_factory=dict)

@@ -18,12 +18,11 @@ def proven(run: Run, delta: float, adjacency: str = "zero_out") -> Guarantee:
     Args:
       run: Description of what was executed.
       delta: Probability in (0, 1).
-      adjacency: "zero_out", "replace_one", or "add_or_remove_one" (the last one for Poisson sampling
-        with a nominal number of examples only).
+      adjacency: "zero_out", "replace_one", or "add_or_remove_one" (for Poisson sampling with a nominal
+        number of examples only).
 
     Returns:
-      A `Guarantee` of kind "proven"; epsilon is infinite, with a reason, if nothing finite can be
-      proven.
+      A `Guarantee`; epsilon is infinite, with a reason, if nothing finite can be proven.
 
     Raises:
       ValueError: For bad arguments or an adjacency that is not defined for the sampling.
@@ -65,15 +64,9 @@ def guarantee_of_all(
 def proven_composition(runs: Sequence[Run], delta: float, adjacency: str = "zero_out") -> Guarantee:
     """Guarantee that is proven for several runs on the same data together; see `proven`.
 
-    Runs compose as adaptive mechanisms: Gaussian ones exactly (squares of mu add), amplified ones as
-    privacy loss distributions, averages of Gaussian profiles as independent random mu.
-
-    Args:
-      runs: Segments of one training, in any order. A later segment may start from weights that an
-        earlier one released. SI-DPSGD training that continues from earlier *means* is not a new
-        segment: describe it as the same run with more steps. Without runs, epsilon is 0.
-      delta: Probability in (0, 1).
-      adjacency: Neighbouring relation.
+    Runs compose adaptively, in any order: a later one may start from weights that an earlier one
+    released. SI-DPSGD that continues from earlier *means* is no new run, but one with more steps.
+    Without runs, epsilon is 0.
 
     Example:
       >>> from tfdp.accounting import describe, proven_composition
@@ -120,9 +113,8 @@ def claimed_composition(
 ) -> Guarantee:
     """Guarantee that the papers' accountants claim for several runs together; see `claimed`.
 
-    Claims that are Rényi divergences add. Runs whose claim is a formula for epsilon count as one run
-    if they differ in the number of steps only. Several such claims, or such claims together with
-    Rényi divergences, share delta evenly, and their epsilons add.
+    Claims that are Rényi divergences add. Runs whose claim is a formula for epsilon count as one run if
+    only their steps differ. Several such claims, or such claims and divergences, share delta evenly.
 
     Example:
       >>> from tfdp.accounting import claimed_composition, describe
@@ -161,7 +153,10 @@ def claimed_composition(
     guessed = {run.sampling.num_examples for run in runs if isinstance(run.sampling, Unknown)}
     if guessed:
         words = " or ".join(f"{number}" for number in sorted(guessed))
-        number = f"The number of examples is not known: the formula got {words}, a planned epoch."
+        number = (
+            "The number of examples in batches of your own is not known: the formula got that of the "
+            f"rows that were planned for one epoch or one call, {words}."
+        )
         assumptions = (*assumptions, number)
     facts = _facts(runs)
     if facts["max_examples_per_user"] > 1:

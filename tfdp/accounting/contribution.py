@@ -18,24 +18,20 @@ class Contribution:
     """How the influence of one example on a lot's sum is bounded.
 
     Attributes:
-      l2_norm_clip: Clip norm C of one microbatch, or None if it is not known. It cancels in every
-        guarantee.
+      l2_norm_clip: Clip norm C of one microbatch, or None if unknown. It cancels in every guarantee.
       microbatch_size: Number of examples whose mean gradient is clipped together.
       clip_groups: Number of groups of weights whose gradients are clipped separately, each at C.
-      adaptive_clipping: Whether the clip norm followed a noisy count of unclipped gradients. Then
-        the noise multiplier is that of sum and count together, and `l2_norm_clip` is the clip norm
-        of the first step.
+      adaptive_clipping: Whether the clip norm followed a noisy count of unclipped gradients. Then the
+        noise multiplier is that of sum and count together, and `l2_norm_clip` that of the first step.
       batch_statistics: Whether normalization statistics were taken over the private lot.
       public_examples: Number of public examples that took part in normalization.
-      max_examples_per_user: Largest number of examples of one user, all of which come and go together:
-        a guarantee is for all of them at once.
+      max_examples_per_user: Largest number of examples of one user; a guarantee is for all of them.
 
     Example:
       >>> from tfdp.accounting import Contribution
       >>> from tfdp.accounting.sampling import Poisson
-      >>> pairs = Contribution(l2_norm_clip=1.0, microbatch_size=2)
       >>> lots = Poisson(num_examples=1000, lot_size=100)
-      >>> pairs.sensitivity(lots, "zero_out")  # single examples: 1.0
+      >>> Contribution(microbatch_size=2).sensitivity(lots, "zero_out")  # single examples: 1.0
       2.0
     """
 
@@ -88,19 +84,11 @@ class Contribution:
         return self.microbatch_size > 1 or adjacency == "replace_one"
 
     def sensitivity(self, sampling: Sampling, adjacency: str, occurrences: int = 1) -> float:
-        """Largest change of a lot's sum by a record or a user, in clip norms of one group of weights.
+        """Largest change of a lot's sum in clip norms of one group of weights, without `noise_divisor`.
 
-        The draws of the sampling are held fixed.
-
-        * The factor is 2 where a clipped term is replaced (`replaces`), and 1 otherwise.
-        * With k occurrences in the lot (those of one user's examples, or of one that was drawn several
-          times) it is k times as large.
-        * With statistics over the private lot (batch normalization as the papers write it), every
-          other term of the lot moves by up to 2 as well. For a largest lot of L terms, the factor is
-          2L - 1 if one record is left out that was clipped alone, and 2L otherwise.
-
-        Returns:
-          The factor. It does not include `noise_divisor`.
+        The draws are held fixed. A clipped term that is left out moves by 1, one that is replaced by
+        2, and k occurrences of a record or user move k terms. With statistics over the private lot,
+        every other term moves by up to 2 as well.
 
         Raises:
           UnboundedSensitivity: For statistics over a lot whose size is not limited.

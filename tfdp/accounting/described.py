@@ -29,8 +29,8 @@ def describe(
       sampling: Name of the sampling scheme, or the scheme; None for the mechanism's `usual_sampling`.
       steps: Number of steps.
       epochs: In place of `steps`: number of passes over the data (see `steps_for`).
-      **fields: Fields of the mechanism (such as `noise_multiplier`), of the sampling (`num_examples`,
-        `lot_size`) and of `Contribution` (`l2_norm_clip`), and of the run (`start`, `insecure_seed`).
+      **fields: Fields of the mechanism (such as `noise_multiplier`), the sampling (`num_examples`,
+        `lot_size`), `Contribution` (`l2_norm_clip`) and `Run` (`start`, `insecure_seed`).
 
     Raises:
       TypeError: If a field that has no default is missing.
@@ -42,8 +42,6 @@ def describe(
       ...                noise_multiplier=1.1, l2_norm_clip=0.5)
       >>> run.steps
       3515
-      >>> run.contribution.l2_norm_clip
-      0.5
     """
     if not isinstance(mechanism, Mechanism):
         mechanism = mechanism_class(mechanism)

@@ -19,11 +19,10 @@ class Encoding:
 
     Attributes:
       noise: Family of the noise, one of `noise_families.FAMILIES`.
-      degrees_of_freedom: Degrees of freedom of Student's t, above 0; None for the other families.
-      num_weights: Number of weights, which is the length of every vector; None, together with
-        `largest_entry`, describes vectors of every length.
-      largest_entry: If given, the description covers every codebook of vectors of norm at most 1 with
-        entries of at most this number; None is the single vector of `normal_quantiles`.
+      degrees_of_freedom: Degrees of freedom of Student's t; None for the other families.
+      num_weights: Length of every vector; None, with `largest_entry`, for vectors of every length.
+      largest_entry: If given, every codebook of vectors of norm at most 1 with entries of at most this
+        number; None is the single vector of `normal_quantiles`.
       private_codebook: Whether the vectors were fitted to private gradients.
 
     Example:
@@ -72,5 +71,7 @@ def normal_quantiles(number: int) -> np.ndarray:
     """Magnitudes of the N(0, 1) quantiles at (i + 1/2) / number, scaled to norm 1, in rising order."""
     if number == 1:
         return np.ones(1)  # the median itself would be 0
-    values = np.sort(np.abs(special.ndtri((np.arange(number) + 0.5) / number)))
+    # Both signs of a magnitude have one value, so that it counts twice and is computed once.
+    half = -special.ndtri((np.arange(number // 2) + 0.5) / number)
+    values = np.sort(np.concatenate([half, half, np.zeros(number % 2)]))
     return values / np.linalg.norm(values)

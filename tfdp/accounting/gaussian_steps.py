@@ -73,9 +73,6 @@ def analyse_sums(run: Run, noise: Noise, delta: float, adjacency: str) -> Analys
       delta: Probability in (0, 1); it determines how much tail mass is left out.
       adjacency: Neighbouring relation.
 
-    Returns:
-      An `Analysis` without the assumptions that all mechanisms share.
-
     Raises:
       UnboundedSensitivity: If nothing bounds the influence of one record.
     """
@@ -107,9 +104,7 @@ def _analyse(run: Run, noise: Noise, delta: float, adjacency: str) -> Analysis:
 
 def _smaller(amplified: Analysis, alone: Analysis, delta: float) -> Analysis:
     """The bound by the secrecy of the sample, or the one that takes the sample as revealed."""
-    by_secrecy, by_sample = (epsilon_of(each.losses, delta).epsilon for each in (amplified, alone))
-    # Only one of the two is a bound whatever the noise is.
-    return dataclasses.replace(alone, scales=False) if by_sample < by_secrecy else amplified
+    return min(amplified, alone, key=lambda found: epsilon_of(found.losses, delta).epsilon)
 
 
 def _details(run: Run, adjacency: str, **more) -> dict:
@@ -132,7 +127,7 @@ def _unamplified(run: Run, noise: Noise, adjacency: str) -> Analysis:
     else:
         details["participations"] = sampling.participations(run.steps)
         norm = math.sqrt(details["participations"]) / noise
-    return Analysis((GaussianLoss(details["sensitivity"] * norm),), details=details, scales=True)
+    return Analysis((GaussianLoss(details["sensitivity"] * norm),), details=details)
 
 
 def _revealed(run: Run, noise: Noise, delta: float, adjacency: str) -> Analysis:
@@ -143,7 +138,7 @@ def _revealed(run: Run, noise: Noise, delta: float, adjacency: str) -> Analysis:
         for z, count in levels(noise, run.steps)
     )
     details = _details(run, adjacency, amplification="random participation, sample revealed")
-    return Analysis(losses, details=details, scales=True)
+    return Analysis(losses, details=details)
 
 
 def _rounds(run: Run, noise: Noise):
@@ -157,19 +152,7 @@ def _rounds(run: Run, noise: Noise):
 
 
 def amplified(run: Run, noise: Noise, adjacency: str) -> Analysis:
-    """Privacy losses of Poisson lots, amplified by the secrecy of the sample.
-
-    Args:
-      run: Run whose lots are drawn by coin flips; a record takes part in its group's turns only.
-      noise: Standard deviation of the noise over the clip norm.
-      adjacency: Neighbouring relation.
-
-    Returns:
-      An `Analysis` with losses and details only.
-
-    Raises:
-      UnboundedSensitivity: If normalization statistics were taken over the lots.
-    """
+    """Privacy losses of lots that are drawn by coin flips, amplified by the secrecy of the sample."""
     pair = "replace" if run.contribution.replaces(adjacency) else "add"
     q, users = run.sampling.probability, run.contribution.max_examples_per_user
     losses = [

@@ -84,16 +84,13 @@ class Guarantee:
       delta: Probability in (0, 1).
       kind: "claimed" (the paper's own formula) or "proven" (a theorem about the run).
       adjacency: "zero_out", "replace_one" or "add_or_remove_one".
-      sampling: Name of the sampling scheme.
-      released: Description of the released values that the guarantee is about.
-      mechanism: Name of the mechanism.
+      sampling, mechanism: Their names.
+      released: The released values that the guarantee is about.
       max_examples_per_user: Largest number of records of one user; the guarantee is for all of them.
-      assumptions: Short sentences, each of which has to be true.
-      reason: Reason why epsilon is infinite, or None.
-      mu: Parameter of the equivalent Gaussian mechanism (mu-GDP), or None if there is none.
-      details: JSON-safe facts about the bound that was used and how it was computed.
-      losses: Privacy losses from which `tpr` and `advantage` are computed; without them, they follow
-        from epsilon and delta alone.
+      assumptions: Sentences, each of which has to be true.
+      mu: Parameter of the equivalent Gaussian mechanism (mu-GDP), or None.
+      details: JSON-safe facts about the bound.
+      losses: Privacy losses; without them, `tpr` and `advantage` follow from epsilon and delta.
 
     Example:
       >>> from tfdp.accounting import describe, proven
@@ -149,10 +146,7 @@ class Guarantee:
         return f"{who} {change.get(self.adjacency, 'added or removed')}"
 
     def tpr(self, fpr: float) -> float:
-        """Largest true positive rate of a test of membership at a false positive rate in (0, 1).
-
-        The test says which of two neighbours the released values come from.
-        """
+        """Largest true positive rate of a test of membership at a false positive rate in (0, 1)."""
         return attacks.largest_tpr(self._curve, fraction("fpr", fpr))
 
     @property

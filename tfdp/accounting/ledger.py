@@ -43,9 +43,8 @@ _BUDGET = "Pass tfdp.accounting.PrivacyBudget(epsilon, delta)."
 class PrivacyBudget:
     """The largest epsilon and delta that may be spent.
 
-    A budget adds up trainings whose noise, lots and numbers of steps were fixed in advance, or follow
-    rules without private results. It does not cover settings of a later training that were chosen by
-    looking at what an earlier one showed.
+    A budget adds up trainings whose noise, lots and steps were fixed in advance, or follow rules
+    without private results. It does not cover settings chosen by looking at earlier results.
 
     Attributes:
       epsilon: Largest epsilon, finite and above 0.
@@ -74,8 +73,8 @@ class PrivacyBudget:
 class Ledger:
     """Record of the runs on some weights: each run has a random id and its number of spent steps.
 
-    The id comes from the operating system's entropy. So `merge` counts one run that was saved and
-    loaded once, and separate runs of two copies of a model separately.
+    Because of the id, `merge` counts a run that was saved and loaded once, and separate runs of two
+    copies of a model separately.
 
     Example:
       >>> from tfdp.accounting import Ledger, describe
@@ -84,8 +83,6 @@ class Ledger:
       >>> ledger = Ledger()
       >>> run_id = ledger.open(run)
       >>> ledger.record(run_id, 20)
-      >>> ledger
-      Ledger(1 runs, 20 steps)
       >>> copy = Ledger.from_json(ledger.to_json())
       >>> copy.record(run_id, 30)
       >>> ledger.merge(copy)  # the same run, not another 30 steps
@@ -131,8 +128,6 @@ class Ledger:
     def withdraw(self, run_id: str) -> None:
         """Removes a run without privacy, after the user has declared that it used no private data.
 
-        An unknown id is ignored.
-
         Raises:
           LedgerError: For a run about which something can be proven: a ledger never forgets.
         """
@@ -153,12 +148,9 @@ class Ledger:
         return run_id
 
     def record(self, run_id: str, steps: int, taken: int | None = None) -> None:
-        """Sets the number of steps spent by a run; record a step before it is executed.
+        """Sets the total number of steps spent by a run; record a step before it is executed.
 
-        Args:
-          run_id: Id that `open` returned.
-          steps: Total number of steps so far.
-          taken: Number of steps taken, where planned steps count, too; None for all.
+        `taken` is the number of steps taken, where planned steps count, too; None for all.
 
         Raises:
           LedgerError: For an unknown id, or fewer steps than were recorded before.
@@ -200,8 +192,6 @@ class Ledger:
 
     def merge(self, other: "Ledger") -> None:
         """Adds all runs and budgets of `other`; for a common id, the larger number of steps counts.
-
-        Budgets are added as by `add_budget`.
 
         Raises:
           LedgerError: If one id stands for two different runs; then nothing is changed.
@@ -245,11 +235,7 @@ class Ledger:
 
     @classmethod
     def from_json(cls, text: str) -> "Ledger":
-        """Reads the text that `to_json` wrote.
-
-        Raises:
-          LedgerError: If the text is not a ledger; it never counts as an empty one.
-        """
+        """Reads the text that `to_json` wrote. Raises LedgerError for any other text."""
         ledger = cls()
         try:
             content = json.loads(text)

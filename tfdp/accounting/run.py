@@ -23,30 +23,24 @@ _DESCRIBE = 'Describe a run by tfdp.accounting.describe("dpsgd", num_examples=..
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-    """Description of one training in public numbers: how lots are drawn, which noise, how many steps.
+    """What was trained, in public numbers: how lots are drawn, which noise, how many steps.
 
-    `describe` makes a run from names and plain numbers. `dataclasses.replace` changes fields of a run
-    or of a part; `with_steps` and `with_noise` change the steps and the noise.
+    `describe` makes a run from names and plain numbers; `dataclasses.replace` changes it.
 
     Attributes:
       mechanism: Which noise is added, to which quantity, and what is proven about it.
       sampling: How lots are drawn.
-      steps: Number of lots processed. Tables over steps may be longer; only their first `steps`
-        values count.
+      steps: Number of lots. Tables over steps may be longer.
       contribution: How much one example can add to a lot's sum.
-      start: Origin of the initial weights: "assumed" (they are assumed to be independent of these
-        data) or "public" (the user declared that they are independent of these data).
-      insecure_seed: Whether the noise, or the secret choice of lots, came from a seed that a user
-        chose.
-      taken: Number of steps that were taken if planned steps count, too: `steps` of a training that
-        ended early are those of its plan. None if all `steps` were taken.
+      start: Origin of the initial weights: "assumed", or "public" if the user declared that they do not
+        depend on these data.
+      insecure_seed: Whether the noise, or the secret choice of lots, came from a seed of the user's.
+      taken: Number of steps that were taken, where the planned `steps` are counted; None for all.
 
     Raises:
-      ValueError: If a part is of another class, a value is out of range, or the parts do not fit
-        together.
+      ValueError: If a value is out of range, or the parts do not fit together.
 
     Example:
-      >>> import dataclasses
       >>> from tfdp.accounting import Run
       >>> from tfdp.accounting.mechanisms.dpsgd import DPSGD
       >>> from tfdp.accounting.sampling import Poisson
@@ -54,8 +48,6 @@ class Run:
       ...           sampling=Poisson(num_examples=60000, lot_size=256))
       >>> run.with_steps(100).steps
       100
-      >>> dataclasses.replace(run, start="public").start
-      'public'
     """
 
     mechanism: Mechanism
@@ -86,11 +78,11 @@ class Run:
 
     @property
     def described_steps(self) -> int | None:
-        """Number of steps that the tables of the mechanism cover; None if they cover any number."""
+        """Number of steps that the mechanism's tables cover; None if they cover any number."""
         return self.mechanism.described_steps()
 
     def schedule(self, name: str) -> np.ndarray:
-        """A table of the mechanism, such as "noise_multiplier", as an array of length `steps`."""
+        """A field of the mechanism, such as "noise_multiplier", as an array of length `steps`."""
         return self.mechanism.schedule(name, self.steps)
 
     def with_steps(self, steps: int, taken: int | None = None) -> "Run":
@@ -114,11 +106,7 @@ class Run:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Run":
-        """Inverse of `to_dict`.
-
-        Raises:
-          ValueError: If a field is unknown or missing, or the version is unknown.
-        """
+        """Inverse of `to_dict`. Raises ValueError for other fields or another version."""
         fields = {"taken": None} | fields
         version = fields.pop("version", None)
         if version != _VERSION:

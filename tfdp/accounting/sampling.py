@@ -29,22 +29,18 @@ class Sampling:
       lot_size: Nominal lot size L, the constant divisor of every sum; at most N.
 
     Class attributes:
-      name: Name of the scheme in flags and ledgers.
-      words: Name of the scheme in sentences.
+      name, words: Name of the scheme in flags and ledgers, and in sentences.
       coin_flips: Whether every example whose turn it is joins the lot by an independent coin flip.
       whole_epochs: Whether lots come in passes over the data, with each example at most once in each.
       fixed_order: Whether every pass has the same lots in the same order.
-      random_lots: Whether guarantees rest on the random draws of the lots, so that their seed matters.
-        The order of epochs must not depend on the data, but need not be secret.
+      random_lots: Whether guarantees rest on random draws of the lots, so that their seed is secret.
       random_sizes: Whether a lot may hold any number of examples.
-      drawn: Templates of the sentences of `assumptions` about the draws, with fields of `self`.
+      drawn: Templates of the sentences about the draws, with fields of `self`.
 
     Example:
       >>> from tfdp.accounting import describe
       >>> run = describe("dpsgd", "cyclic", num_examples=1000, lot_size=100, steps=25,
       ...                noise_multiplier=4.0)
-      >>> run.sampling
-      Cyclic(num_examples=1000, lot_size=100)
       >>> run.sampling.participations(run.steps)  # two and a half epochs
       3
     """
@@ -108,19 +104,14 @@ class Sampling:
         return math.floor(positive("epochs", epochs) * lots + 1e-9)
 
     def draws(self, examples: int, tail: float) -> tuple[np.ndarray, float] | None:
-        """How often a user's examples are drawn in one step.
+        """How often a user's examples are drawn in one step: (probabilities of 0, 1, ..., of more).
 
-        Returns:
-          (probabilities of 0, 1, ... draws, probability of more, about `tail`); None for a scheme
-          whose steps do not draw lots by themselves, at random.
+        None for a scheme whose steps do not draw lots by themselves, at random.
         """
         del examples, tail
 
     def of_groups(self, size: int) -> "Sampling":
-        """The scheme by which whole groups of `size` examples are drawn in place of examples.
-
-        The probability of a group is that of an example. Only lots of a fixed size hold fewer groups.
-        """
+        """The scheme that draws whole groups of `size` examples, each as likely as an example."""
         del size
         return self
 
@@ -171,10 +162,8 @@ class Poisson(_CoinFlips):
     """Poisson sampling: each example is in each lot independently, with probability L/N.
 
     Attributes:
-      nominal: Whether `num_examples` is a nominal number N0 that was fixed without looking at the
-        data, so that the probability is L/N0 whatever the data set is. The adjacency
-        add_or_remove_one is defined only if this is true: with the probability L / len(x), adding a
-        record changes how all other records are sampled.
+      nominal: Whether `num_examples` was fixed without looking at the data, so that the probability
+        does not change when a record is added; add_or_remove_one needs this.
     """
 
     nominal: bool = False
@@ -219,13 +208,10 @@ class Poisson(_CoinFlips):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CyclicPoisson(_CoinFlips):
-    """Cyclic Poisson sampling: fixed groups of examples take turns.
-
-    In each step, every example of the group whose turn it is joins the lot independently, with
-    probability groups * L/N.
+    """Poisson sampling from fixed groups of examples that take turns.
 
     Attributes:
-      groups: Number of groups that take turns.
+      groups: Number of groups. Examples of a step's group join the lot with probability groups * L/N.
     """
 
     groups: int = 1
@@ -337,7 +323,11 @@ class FixedSize(_FreshLots):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Unknown(Sampling):
-    """A data set that draws its lots in an unknown way: each example may be once in every lot."""
+    """Batches drawn in an unknown way: each example may be once in every lot.
+
+    Nobody knows how many examples there are. `num_examples` is the number of rows for which an epoch
+    was planned, or that of one batch, and matters for the claim only.
+    """
 
     name: ClassVar[str] = "unknown"
     words: ClassVar[str] = "batches drawn in an unknown way"
@@ -348,14 +338,12 @@ class Unknown(Sampling):
     )
 
     def assumptions(self) -> tuple[str, ...]:
-        return tuple(map(Declared, super().assumptions()))
+        public = f"The lot size ({self.lot_size}) is public, and every sum is divided by it."
+        return tuple(map(Declared, (public, *super().assumptions()[1:])))
 
     @property
     def sizes(self) -> str:
-        return (
-            f"of at most {self.lot_size} examples each, every one of which may be in every batch (an "
-            f"epoch was planned to have {self.num_examples})"
-        )
+        return f"of at most {self.lot_size} examples each, every one of which may be in every batch"
 
 
 _CLASSES: dict[str, type[Sampling]] = {

@@ -35,10 +35,7 @@ _ASSUMPTIONS = (
 
 
 def draw_trials(mean: float) -> int:
-    """Draws the number of trials of a search: geometric, from the operating system's entropy.
-
-    Args:
-      mean: Mean number of trials, above 1.
+    """Draws a number of trials of a mean above 1: geometric, from the operating system's entropy.
 
     Example:
       >>> from tfdp.accounting import draw_trials

@@ -31,17 +31,16 @@ class Statement:
 
     Attributes:
       executed: One sentence for each different run that was executed, or planned.
-      released: Description of the released values that the guarantees are about.
+      released: The released values that the guarantees are about.
       neighbours: The neighbouring relation of the proven guarantee, in words.
-      claimed: The guarantee by the papers' accounting.
-      proven: The proven guarantee.
+      claimed, proven: The two guarantees.
       belief: What the proven guarantee leaves to an observer.
       pair: What neighbours are.
       comparison: Why the two epsilons differ, or None.
       assumptions: Sentences that have to be true for the proven guarantee to hold.
-      not_covered: Sentences that list what the guarantees do not cover.
-      warnings: Sentences about problems of this training or of the chosen delta.
-      planned: Whether nothing was executed, so that all of this is about a plan.
+      not_covered: What the guarantees do not cover.
+      warnings: Problems of this training or of the chosen delta.
+      planned: Whether nothing was executed yet.
       search: What a search of several trials releases, or None.
 
     Example:
@@ -81,7 +80,7 @@ class Statement:
         *,
         planned: bool = False,
     ) -> "Statement":
-        """Makes the statement of one run, or of several on the same data; see `statement`."""
+        """Makes the statement of one run, or of several on the same data."""
         runs = [runs_or_run] if isinstance(runs_or_run, Run) else check_runs(runs_or_run)
         proven = proven_composition(runs, delta, adjacency)
         claimed = claimed_composition(runs, delta, adjacency)
@@ -103,8 +102,7 @@ class Statement:
           delta: Probability in (0, 1).
           adjacency: Neighbouring relation of the proven guarantee.
           random_trials: Mean with which `draw_trials` drew the number of trials before the search, if
-            nothing but the best of them is released. None composes all trials, whose figures may then
-            all be looked at and released.
+            nothing but the best of them is released. None composes all trials.
 
         Example:
           >>> from tfdp.accounting import Ledger, Statement, describe
@@ -234,16 +232,7 @@ def statement(
     *,
     planned: bool = False,
 ) -> str:
-    """Privacy statement in words: what was executed and released, and what is claimed and proven.
-
-    Args:
-      runs_or_run: One run, or the segments of one training.
-      delta: Probability in (0, 1).
-      adjacency: Neighbouring relation of the proven guarantee.
-      planned: Whether the runs are only planned.
-
-    Returns:
-      Several lines of text; `Statement.of` returns the same content as separate attributes.
+    """The text of `Statement.of` with the same arguments.
 
     Example:
       >>> from tfdp.accounting import describe, statement

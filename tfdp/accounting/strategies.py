@@ -34,8 +34,7 @@ class Strategy:
     Attributes:
       name: One of `STRATEGIES`.
       bands: Number of coefficients after which all are 0; None if there is no such limit.
-      coefficients: First column of C, for banded_toeplitz (see `optimized`); None for the other
-        strategies, whose coefficients have a closed form.
+      coefficients: First column of C, for banded_toeplitz only (see `optimized`).
 
     Example:
       >>> from tfdp.accounting import Strategy
@@ -92,18 +91,12 @@ def strategy(name: str, steps: int, bands: int | None = None, objective: str = "
         steps between two participations of a record.
       objective: "mean" or "max" error that banded_toeplitz minimizes (see `losses`).
 
-    Returns:
-      A `Strategy`.
-
     Raises:
       ValueError: If an argument is unknown, missing or out of range.
 
     Example:
       >>> from tfdp.accounting import strategy
-      >>> banded = strategy("banded_toeplitz", steps=100, bands=4)
-      >>> banded.name, banded.bands
-      ('banded_toeplitz', 4)
-      >>> print(banded.first(steps=100).round(2))
+      >>> print(strategy("banded_toeplitz", steps=100, bands=4).first(steps=100).round(2))
       [1.   0.71 0.61 0.53]
     """
     one_of("name", name, STRATEGIES)
@@ -139,65 +132,26 @@ def losses(coefficients: np.ndarray, steps: int) -> tuple[float, float]:
     return float(np.sqrt(np.mean(deviations**2))), float(deviations[-1])
 
 
-def sensitivity(
-    coefficients: np.ndarray, steps: int, participations: int = 1, separation: int = 1
-) -> float:
-    """Largest ||C m|| over records that take part at most k times, at least b steps apart.
-
-    Each participation may move the sum by a vector of norm 1, whatever was released before.
-
-    Formal guarantees: let G(s, s') be the inner product of columns s < s'. If |c| does not
-    increase, |G| falls with s' and with s' - s, so taking part at 0, b, 2b, ... is the worst
-    pattern term by term. If |c| increases somewhere, it is replaced by the smallest sequence above
-    it that does not increase. Columns whose bands do not overlap (bands <= b) need no replacement.
-
-    Args:
-      coefficients: First column of C.
-      steps: Number of steps.
-      participations: k.
-      separation: b.
-    """
-    c = np.abs(np.asarray(coefficients, float))[:steps]
-    if len(c) > separation:
-        c = non_increasing(c)
-    return math.sqrt(leftmost_square(c, steps, separation, participations))
-
-
 def non_increasing(coefficients: np.ndarray) -> np.ndarray:
     """Smallest sequence above |c| that does not increase."""
     return np.maximum.accumulate(np.abs(coefficients)[::-1])[::-1]
 
 
-def leftmost_square(
-    coefficients: np.ndarray, steps: int, separation: int, participations: int | None = None
-) -> float:
-    """||C m||^2 for a record that takes part in steps 0, b, 2b, ..., at most so many times."""
+def leftmost_square(coefficients: np.ndarray, steps: int, separation: int) -> float:
+    """||C m||^2 for a record that takes part in steps 0, b, 2b, ..."""
     rows = -(-steps // separation)
     padded = np.zeros(rows * separation)
     padded[: len(coefficients)] = coefficients
     # Entry t of C m is the sum of c_t, c_{t-b}, c_{t-2b}, ...: a running sum down the columns.
     response = np.cumsum(padded.reshape(rows, separation), axis=0)
-    if participations is not None and participations < rows:
-        response[participations:] -= response[: rows - participations].copy()
     return float(np.sum(response.reshape(-1)[:steps] ** 2))
 
 
 def optimized(steps: int, bands: int, objective: str = "mean") -> np.ndarray:
     """Coefficients (c_0 = 1) that minimize ||c|| times the mean or the largest prefix noise.
 
-    The sensitivity of a strategy whose bands do not exceed the separation b is sqrt(k) ||c||, so
-    the number of participations does not matter. L-BFGS starts from `sqrt_coefficients`.
-
-    Args:
-      steps: Number of steps T.
-      bands: Number of coefficients, at most T.
-      objective: "mean" (root mean square) or "max".
-
-    Returns:
-      Array of shape (bands,).
-
-    Raises:
-      ValueError: For an unknown objective, or a number of bands outside 1..T.
+    With no more bands than steps between two participations, the sensitivity for k of them is
+    sqrt(k) ||c||, so their number does not matter. L-BFGS starts from `sqrt_coefficients`.
     """
     from scipy import optimize
 

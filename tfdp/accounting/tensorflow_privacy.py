@@ -46,23 +46,18 @@ def compute_dp_sgd_privacy_statement(
 ) -> str:
     """Privacy statement of DP-SGD from TensorFlow Privacy's arguments, for each way of drawing lots.
 
-    It begins with a table: what is proven if lots were drawn by Poisson sampling, if every epoch took
-    each example at most once, and if nothing is known about the order; and what the formula of 2020
-    claims. tfdp's full statement for Poisson lots follows.
+    A table of what is proven for Poisson lots, for epochs and for an unknown order, and of what the
+    formula of 2020 claims; then the full statement for Poisson lots.
 
     Args:
       number_of_examples: Public number of examples.
-      batch_size: Nominal number of examples in a lot, however they were grouped into microbatches.
-      num_epochs: Passes over the data, above 0; may be fractional. Numbers of steps are rounded up.
+      batch_size: Nominal number of examples in a lot.
+      num_epochs: Passes over the data, above 0; numbers of steps are rounded up.
       noise_multiplier: Standard deviation of the noise over the clip norm; 0 for no noise.
       delta: Probability in (0, 1).
       used_microbatching: Whether several examples were clipped together. The default is TensorFlow
         Privacy's; a tfdp optimizer without `num_microbatches` clips every example by itself.
-      max_examples_per_user: Largest number of examples of one user; the text then also says what is
-        proven for all examples of a user together. None states nothing about users.
-
-    Returns:
-      Several lines of text.
+      max_examples_per_user: Largest number of examples of one user, for whom the table is repeated.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -112,20 +107,10 @@ def compute_dp_sgd_privacy_statement(
 def compute_dp_sgd_privacy(
     n: int, batch_size: int, noise_multiplier: float, epochs: float, delta: float
 ) -> tuple[float, float | None]:
-    """Epsilon of DP-SGD under Poisson sampling with single examples, as TensorFlow Privacy's function.
+    """(epsilon, Rényi order) of DP-SGD with Poisson lots of single examples, as in TensorFlow Privacy.
 
-    The epsilon is proven only if lots were really drawn by Poisson sampling and every example was
-    clipped by itself; `compute_dp_sgd_privacy_statement` says what is proven otherwise.
-
-    Args:
-      n: Public number of examples.
-      batch_size: Nominal lot size.
-      noise_multiplier: Standard deviation of the noise over the clip norm.
-      epochs: Passes over the data, above 0.
-      delta: Probability in (0, 1).
-
-    Returns:
-      The pair (epsilon, Rényi order); the order is None where another bound is smaller.
+    `compute_dp_sgd_privacy_statement` says what is proven for other lots, and documents the arguments.
+    The order is None where another bound is smaller.
 
     Raises:
       ValueError: If an argument is out of range.

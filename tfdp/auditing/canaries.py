@@ -131,19 +131,10 @@ class DiracWorld:
         return keras.Model(_with(inputs, number), outputs, name=f"{base.name}_with_canaries")
 
     def data(self, x, y, sample_weight=None):
-        """The examples of a training with the canaries among them.
+        """(x, y) or (x, y, sample_weight) of a training with the canaries first; weights default to 1.
 
-        Canaries come first, so that schemes which leave out the end of the data keep them. They have
-        features and labels of the first examples, which have no effect as long as the loss has a
-        gradient there: it is the number of the canary that decides the gradient.
-
-        Args:
-            x: array, or list, tuple or dictionary of arrays [examples, ...].
-            y: arrays of labels, as Keras takes them.
-            sample_weight: arrays of weights, or None; canaries have weight 1.
-
-        Returns:
-            (x, y), or (x, y, sample_weight), with the canaries; x has their numbers as its last part.
+        Schemes that leave out the end of the data keep them there. They have features and labels of the
+        first examples, which have no effect: their number, the last part of x, decides the gradient.
         """
         x, y = _as_array(x), _as_array(y)
         count = len(self.included)

@@ -85,20 +85,13 @@ class Scores:
 
 
 def matched_filter(canaries: np.ndarray, blanks: np.ndarray) -> np.ndarray:
-    """Scores of canaries from all released values of their reserved weights.
+    """Scores of canaries from all released values of their reserved weights: float64 [canaries].
 
-    Released values are averaged over stretches of the training, and weighed by S^-1 d: S is the
-    covariance of the blank weights, which only noise moves, and d the mean of *all* canaries, included
-    or not, less that of the blanks. So the weights depend on the release alone, not on the coins.
-
-    Args:
-        canaries: array [releases, canaries].
-        blanks: array [releases, blanks].
-
-    Returns:
-        Scores, float64 [canaries], in units in which the blanks have mean 0 and standard deviation 1.
-        With too few canaries or blanks to weigh releases, the last release is the score; without
-        blanks, its unit is that of the weights.
+    Released values, [releases, canaries] and [releases, blanks], are averaged over stretches of the
+    training, and weighed by S^-1 d: S is the covariance of the blank weights, which only noise moves,
+    and d the mean of *all* canaries, included or not, less that of the blanks. So the weights depend on
+    the release alone, not on the coins. The unit is the standard deviation of the blanks. With too few
+    canaries or blanks to weigh releases, the last release is the score.
     """
     stretches = min(_MOST_STRETCHES, canaries.shape[1] // _CANARIES_EACH, len(canaries))
     if stretches < 2 or blanks.shape[1] < 4 * stretches:

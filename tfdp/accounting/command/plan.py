@@ -34,13 +34,10 @@ _USUAL_EPSILON = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A run that the flags describe.
+    """A run that the flags describe; of a budget, its noise multiplier is 0 until `with_noise`.
 
-    Attributes:
-      run: The run; its noise multiplier is 0 if a budget is given, until `with_noise`.
-      flags: The flags, with the values that were chosen for those that were left open.
-      chosen: The flags that were left open and what was chosen for them.
-      notes: Sentences about what was chosen.
+    `flags` have the values that were chosen for those left open, which are the `chosen` ones too, and
+    `notes` are sentences about these.
     """
 
     run: Run

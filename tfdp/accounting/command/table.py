@@ -15,13 +15,7 @@ _BAR = 24
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Plans for several values of one flag.
-
-    Attributes:
-      name: Name of the flag.
-      values: Its values, one for each row.
-      rows: The plans, with the noise of the budget if there is one.
-    """
+    """Plans for several values of the flag `name`, with the noise of the budget if there is one."""
 
     name: str
     values: tuple[int | float, ...]

@@ -23,21 +23,18 @@ class Mechanism:
     """Base class of all mechanisms. Mechanisms that add noise derive from `NoisyMechanism`.
 
     Class attributes:
-      name: Name of the mechanism in the registry, in ledgers and in flags.
-      summary: What the mechanism does, in a few words that continue "NAME: ".
-      released: Description of the released values that a guarantee is about.
-      claim_assumptions: Sentences that state the assumptions of the paper's claim.
+      name: Name in the registry, in ledgers and in flags.
+      summary: What the mechanism does, in a few words.
+      released: The released values that a guarantee is about.
+      claim_assumptions: Assumptions of the paper's claim.
       schedules: Names of the fields that may be a table over steps.
-      settings: Names of the settings of an experiment that not every mechanism has and this one has.
-      update_rules: Which Keras update rules the mechanism allows: "any", since they see noisy sums
-        only; "linear", for a proven guarantee SGD with or without momentum only; or "own", none but
-        the step of its paper.
-      adaptive_clipping: Whether each step is private by itself, so that the clip norm may depend on
-        earlier releases.
+      settings: Settings of an experiment that this mechanism has and not every one.
+      update_rules: Keras update rules that the mechanism allows: "any", since they see noisy sums only;
+        "linear", for a proven guarantee SGD with or without momentum; or "own", the paper's step.
+      adaptive_clipping: Whether the clip norm may depend on earlier releases.
       adds_at_least: Whether training may add more noise than the multiplier says.
-      usual_sampling: Name of the sampling scheme that goes with this mechanism where none is chosen.
-      other_noise_needs: Name of the only sampling scheme for which noise that is not Gaussian has a
-        proof, or None if the mechanism leaves no choice of the noise.
+      usual_sampling: Name of the sampling scheme where none is chosen.
+      other_noise_needs: The only sampling scheme with a proof for noise that is not Gaussian, or None.
       segments_note: Assumption of a guarantee about several runs of this mechanism, or None.
       advice: Sentence about a better mechanism at the same proven epsilon, or None.
 
@@ -47,8 +44,6 @@ class Mechanism:
       ...                noise_multiplier=(4.0, 4.0, *[2.0] * 8))
       >>> run.mechanism.schedule("noise_multiplier", 4)
       array([4., 4., 2., 2.])
-      >>> run.mechanism.with_noise(0.5).noise_multiplier[:3]
-      (2.0, 2.0, 1.0)
     """
 
     name: ClassVar[str] = ""
@@ -87,18 +82,10 @@ class Mechanism:
         del run, adjacency
 
     def analyse(self, run: "Run", delta: float, adjacency: str) -> "analysis.Analysis":
-        """Privacy losses of a run of at least one step for which `nothing_proven` gives no reason.
+        """Privacy losses and this mechanism's assumptions, for a run that `nothing_proven` lets pass.
 
-        An `UnboundedSensitivity` becomes the reason of an infinite epsilon.
-
-        Args:
-          run: Run of this mechanism.
-          delta: Probability in (0, 1); it determines how much tail mass is left out.
-          adjacency: Neighbouring relation.
-
-        Returns:
-          An `Analysis` with the assumptions of this mechanism only; `analysis.analyse` adds those
-          that all mechanisms share.
+        `delta` determines how much tail mass is left out. An `UnboundedSensitivity` becomes the reason
+        of an infinite epsilon.
         """
         raise NotImplementedError
 
@@ -124,10 +111,7 @@ class Mechanism:
     # -- noise and time ----------------------------------------------------------------------------
 
     def with_noise(self, noise: float) -> "Mechanism":
-        """Returns a copy whose noise multiplier is `noise`; a table is multiplied by `noise`.
-
-        A mechanism without noise is returned as it is.
-        """
+        """A copy with this noise multiplier; a table is multiplied by it."""
         del noise
         return self
 
@@ -145,7 +129,7 @@ class Mechanism:
         return dataclasses.replace(self, **tables)
 
     def schedule(self, name: str, steps: int) -> np.ndarray:
-        """The values of one of the `schedules`, a constant or a table, as an array of shape (steps,).
+        """A field of `schedules` as an array of shape (steps,).
 
         None, an unknown constant, becomes 1: a constant factor of all values changes no guarantee.
         """

@@ -198,12 +198,5 @@ def _moments(encoding: Encoding, scale: float) -> np.ndarray:
 def step_divergences(
     encoding: Encoding, scale: float, probability: float, orders: tuple
 ) -> np.ndarray:
-    """Rényi divergences of one step; infinite for all but the whole orders from 2 to 64.
-
-    Args:
-      encoding: Codebook and family of noise.
-      scale: Scale of the noise over the clip norm.
-      probability: Sampling probability in (0, 1].
-      orders: Orders of the divergence.
-    """
+    """Rényi divergences of one step; infinite for all but the whole orders from 2 to 64."""
     return renyi_of_noise.subsampled(_moments(encoding, scale), probability, orders)

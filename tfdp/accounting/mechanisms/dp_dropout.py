@@ -38,15 +38,10 @@ _ASSUMPTION = (
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """One reading of the paper's recipe, which fills in the details that the paper leaves open.
+    """One reading of the paper's recipe: `split` maps (delta, T, nu) to (d', d_it).
 
-    Attributes:
-      words: Description of the reading.
-      split: Function that maps (delta, T, nu) to (d', d_it).
-      zcdp: Whether steps are composed as zCDP; otherwise by advanced composition.
-      by_proposition: With zCDP, whether Proposition 2 converts a step's e' into r; otherwise the
-        formulas of the Gaussian mechanism do.
-      per_step: Whether T is the number of steps; otherwise it is the number of passes.
+    `zcdp`: whether steps are composed as zCDP, and not by advanced composition; `by_proposition`:
+    whether Proposition 2 then converts e' into r; `per_step`: whether T counts steps, and not passes.
     """
 
     words: str
@@ -87,15 +82,7 @@ READINGS = {
 def claimed_sigma_epsilon(
     sigma: float, delta: float, steps: int, probability: float, reading: str
 ) -> float:
-    """Epsilon that the recipe gives for the paper's sigma; infinite if that is no useful number.
-
-    Args:
-      sigma: The paper's noise scale; the noise on the sum has standard deviation 2 C sigma.
-      delta: Probability in (0, 1).
-      steps: Number of lots.
-      probability: Sampling ratio nu = S/N.
-      reading: Name of a reading in `READINGS`.
-    """
+    """Epsilon that a reading gives for the paper's sigma; infinite if that is no useful number."""
     choice = READINGS[reading]
     count = steps if choice.per_step else max(1, math.ceil(steps * probability - 1e-9))
     if steps == 0:

@@ -40,10 +40,7 @@ _ASSUMPTIONS = (
 class Toeplitz:
     """A lower-triangular Toeplitz matrix as a `linear_releases.Response`.
 
-    Attributes:
-      first: Magnitudes of the first column from the diagonal downwards, at most `steps` numbers;
-        all further entries are 0.
-      steps: Number of rows.
+    `first` has the magnitudes of the first column from the diagonal downwards, then zeros.
     """
 
     first: np.ndarray
@@ -135,10 +132,12 @@ class Matrix(NoisyMechanism):
             noise = self.noise_multiplier / column
             found = gaussian_steps.amplified(run, noise, adjacency)
             return found.also(*_ASSUMPTIONS, SECRET_SAMPLE, details={"response_norm": column})
-        loss, details = linear_releases.loss_of(
-            run, Toeplitz.of(run), self.noise_multiplier, adjacency, delta
-        )
-        return Analysis((loss,), _ASSUMPTIONS, details=details, scales=True)
+        loss, details = linear_releases.loss_of(run, adjacency, delta)
+        return Analysis((loss,), _ASSUMPTIONS, details=details)
+
+    def response(self, run: Run) -> Toeplitz:
+        """The matrix W of `linear_releases`."""
+        return Toeplitz.of(run)
 
     def _amplifies(self, run: Run) -> bool:
         """Whether the secrecy of the sample amplifies the steps (see the module's docstring)."""

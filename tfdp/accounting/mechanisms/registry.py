@@ -24,30 +24,22 @@ USUAL_MECHANISM = "dpsgd"
 
 
 def register_mechanism(kind: type[Mechanism]) -> type[Mechanism]:
-    """Registers a mechanism under its `name`; can be used as a decorator of the class.
-
-    Args:
-      kind: A frozen dataclass that derives from `mechanisms.base.Mechanism`.
-
-    Returns:
-      `kind`.
+    """Registers a frozen dataclass that derives from `Mechanism` under its `name`; a decorator.
 
     Raises:
-      ValueError: If `kind` has no name, or another class is registered under the name.
+      ValueError: If the class has no name, or another class is registered under the name.
 
     Example:
       >>> import dataclasses
       >>> from typing import ClassVar
-      >>> from tfdp.accounting import describe, register_mechanism
+      >>> from tfdp.accounting import mechanism_names, register_mechanism
       >>> from tfdp.accounting.mechanisms.dpsgd import DPSGD
       >>> @register_mechanism
       ... @dataclasses.dataclass(frozen=True, kw_only=True)
       ... class RoundedDPSGD(DPSGD):
       ...     name: ClassVar[str] = "rounded_dpsgd_of_the_example"
-      >>> run = describe("rounded_dpsgd_of_the_example", "cyclic", num_examples=1000,
-      ...                lot_size=100, steps=10, noise_multiplier=4.0)
-      >>> type(run.mechanism).__name__
-      'RoundedDPSGD'
+      >>> "rounded_dpsgd_of_the_example" in mechanism_names()
+      True
     """
     name = text("the name of a mechanism", getattr(kind, "name", ""), remedy="Give it one.")
     if name in _CLASSES and mechanism_class(name) is not kind:

@@ -111,16 +111,19 @@ class SIDPSGD(NoisyMechanism):
             )
         return bare
 
+    def response(self, run: Run) -> Dynamics:
+        """The matrix W of `linear_releases`."""
+        return Dynamics.of(run)
+
     def analyse(self, run: Run, delta: float, adjacency: str) -> Analysis:
-        dynamics = Dynamics.of(run)
-        if dynamics.bare_step is not None:
+        bare = Dynamics.of(run).bare_step
+        if bare is not None:
             return Analysis(
-                reason=f"The weights of step {dynamics.bare_step} were released without noise: the "
-                "learning rate that scales it is 0 there."
+                reason=f"The weights of step {bare} were released without noise: the learning rate "
+                "that scales it is 0 there."
             )
-        noise = float(self.schedule("noise_multiplier", 1)[0])
-        loss, details = linear_releases.loss_of(run, dynamics, noise, adjacency, delta)
-        return Analysis((loss,), _ASSUMPTIONS, details=details, scales=True)
+        loss, details = linear_releases.loss_of(run, adjacency, delta)
+        return Analysis((loss,), _ASSUMPTIONS, details=details)
 
     def claimed_rdp(self, run: Run) -> np.ndarray | None:
         return claims.poisson_rdp(run.sampling, self.noise_multiplier, run.steps)

@@ -58,7 +58,7 @@ def parts(
     batch_statistics: bool = False,
     tail: float = 0.0,
 ) -> tuple[tuple[Component, ...], float]:
-    """One step of DP-SGD with lots of fixed size of single examples, as a public mixture of rounds.
+    """One step of DP-SGD with lots of fixed size, as a public mixture of rounds.
 
     Args:
       num_examples: Number N of examples.
@@ -70,8 +70,7 @@ def parts(
       tail: Probability of many occurrences of a record that may be left out.
 
     Returns:
-      (components of the mixture, overflow): `overflow` is the probability of the occurrences that were
-      left out, which count as a complete loss.
+      (components, probability of what was left out, which counts as a complete loss).
     """
     probability, overflow, draws = lot_size / num_examples, 0.0, [(1, 1.0)]
     if replacement:

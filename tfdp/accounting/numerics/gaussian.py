@@ -43,17 +43,9 @@ def epsilon_of_mixture(
 ) -> float:
     """Upper bound on epsilon of a mechanism whose mu is drawn at random, independently of the data.
 
-    Hockey-stick divergence is jointly convex, so the profile is at most the average of the
-    profiles of the outcomes, plus the probability of the outcomes that are left out (Theorem B).
-
-    Args:
-      squares: mu^2 of every outcome, shape (outcomes,).
-      probabilities: Probability of every outcome, shape (outcomes,).
-      overflow: Probability of all outcomes that are not listed; they count as a complete loss.
-      delta: Probability in (0, 1).
-
-    Returns:
-      Epsilon; infinite if `overflow` plus the probability of an infinite mu is not below delta.
+    By joint convexity the profile is at most the average of those of the outcomes, of mu^2 `squares`,
+    plus the probability `overflow` of those that are left out (Theorem B). It is infinite if
+    `overflow` plus the probability of an infinite mu is not below delta.
     """
     infinite = ~np.isfinite(squares)
     overflow = overflow + float(probabilities[infinite].sum())
@@ -81,17 +73,10 @@ def epsilon_of_mixture(
 
 
 def mu_of_epsilon(epsilon: float, delta: float) -> float:
-    """Largest mu, rounded down, for which a mu-GDP mechanism is (epsilon, delta)-DP; epsilon > 0."""
-    low, high = 1.0, 1.0
-    while epsilon_of_mu(low, delta) > epsilon:
-        low /= 2.0
-    while epsilon_of_mu(high, delta) <= epsilon:
-        high *= 2.0
+    """About the mu for which a mu-GDP mechanism is (epsilon, delta)-DP; a search starts from it."""
     target = math.log(delta)
-    mu = optimize.brentq(
-        lambda m: max(float(log_delta(epsilon, m)), -700.0) - target, low, high, rtol=1e-13
-    )
-    step = 1e-12
-    while epsilon_of_mu(mu, delta) > epsilon:
-        mu, step = mu * (1 - step), 2 * step
-    return mu
+
+    def excess(log_mu: float) -> float:
+        return max(float(log_delta(epsilon, math.exp(log_mu))), -700.0) - target
+
+    return math.exp(optimize.brentq(excess, -30.0, 30.0, xtol=1e-9))

@@ -15,6 +15,8 @@ The sampling determines the possible m:
 * "cyclic_poisson": the record is in every turn of one group; the worst group counts.
 """
 
+import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING, Protocol
 
@@ -46,28 +48,30 @@ class Response(Protocol):
         """The number w if W is w times the matrix of prefix sums, else None."""
 
 
-def loss_of(run: "Run", response: Response, noise: float, adjacency: str, delta: float):
-    """The privacy loss of a run with at least one step.
+def loss_of(run: "Run", adjacency: str, delta: float):
+    """(privacy loss, JSON-safe facts about it) of a run whose mechanism has a `response`.
 
-    Args:
-      run: Run of which sampling, contribution and the number of steps are used.
-      response: The matrix W of the run.
-      noise: Standard deviation of the noise over the clip norm.
-      adjacency: Neighbouring relation.
-      delta: Probability in (0, 1); it determines how much tail mass of a random sampling is left out.
-
-    Returns:
-      (loss, details): the loss, and JSON-safe facts about the bound.
+    `delta` determines how much tail mass of a random sampling is left out.
     """
-    contribution, sampling = run.contribution, run.sampling
+    noise = float(run.schedule("noise_multiplier")[0])
+    constant = not isinstance(run.mechanism.noise_multiplier, tuple)
+    loss, details = _at_noise_1(run.with_noise(1.0 if constant else 1 / noise), adjacency, delta)
+    if isinstance(loss, GaussianLoss):
+        return GaussianLoss(loss.mu / noise), dict(details)
+    return dataclasses.replace(loss, squares=loss.squares / (noise * noise)), dict(details)
+
+
+@functools.lru_cache(maxsize=8)  # calibration tries one run with many noises
+def _at_noise_1(run: "Run", adjacency: str, delta: float):
+    contribution, sampling, response = run.contribution, run.sampling, run.mechanism.response(run)
     divisor, examples = contribution.noise_divisor, contribution.max_examples_per_user
     details = {"sensitivity": divisor * contribution.sensitivity(sampling, adjacency, examples)}
     if sampling.draws(1, 0.0) is None:
         square, details["bound"] = sampling.squares(response)
         details["response_norm"] = math.sqrt(square)
-        return GaussianLoss(details["sensitivity"] / noise * math.sqrt(square)), details
+        return GaussianLoss(details["sensitivity"] * math.sqrt(square)), details
     # The law of the draws counts all examples of a user, so one occurrence is meant here.
-    scale = divisor * contribution.sensitivity(sampling, adjacency) / noise
+    scale = divisor * contribution.sensitivity(sampling, adjacency)
     prefix_sum = response.prefix_sum_scale()
     if prefix_sum is not None:
         squares, probabilities, overflow = prefix_sum_law(run, delta)

@@ -73,11 +73,7 @@ class Dynamics:
         return float(np.sqrt(self.row_weight[0]) * self.lr[0])
 
     def squared_response(self, multiplicities: Iterable[np.ndarray]) -> np.ndarray:
-        """||W m||^2 for several patterns at once.
-
-        Args:
-          multiplicities: For each step, how often it has the record: a number, or one per pattern.
-        """
+        """||W m||^2, for several patterns m at once: for each step, a number or one per pattern."""
         momentum = mean = total = 0.0
         for t, present in enumerate(multiplicities):
             momentum = self.beta[t] * momentum + present
@@ -87,7 +83,6 @@ class Dynamics:
         return total
 
     def cyclic(self, period: int) -> tuple[float, str]:
-        """See `linear_releases.Response`."""
         offsets = 1 if self.non_increasing else min(period, len(self.lr))
 
         def patterns() -> Iterator[np.ndarray]:
@@ -104,9 +99,7 @@ class Dynamics:
         )
 
     def shuffled(self, period: int) -> tuple[float, str]:
-        """See `linear_releases.Response`.
-
-        With U_e[t] = max of W[t, s] over the steps s <= t of epoch e, W m <= sum_e U_e row by row,
+        """With U_e[t] = max of W[t, s] over the steps s <= t of epoch e, W m <= sum_e U_e row by row,
         whatever the permutations are. `full_columns` bounds the entries of a column in all rows.
         """
         if self.non_increasing:  # the earliest participation is the worst in every epoch
@@ -119,7 +112,6 @@ class Dynamics:
         return float(self.row_weight @ reached**2), "envelope over every epoch"
 
     def every_step(self) -> float:
-        """See `linear_releases.Response`."""
         return float(self.squared_response(np.ones(len(self.lr))))
 
     def full_columns(self) -> np.ndarray:

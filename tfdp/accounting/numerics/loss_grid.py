@@ -37,13 +37,7 @@ def _dot(one: np.ndarray, other: np.ndarray) -> float:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Losses:
-    """Positive privacy losses of one of two neighbours from the other, from above.
-
-    Attributes:
-      values: The losses, of at least 0, shape (number,).
-      chances: Their probabilities, shape (number,).
-      infinite: Probability of an infinite loss.
-    """
+    """Positive losses with their chances, from above, and the chance of an infinite one."""
 
     values: np.ndarray
     chances: np.ndarray

@@ -128,15 +128,9 @@ def prefix_sum_law(run: "Run", delta: float, bins: int = 50) -> Law:
 def triangle_law(run: "Run", norms: np.ndarray, delta: float, levels: int = 400) -> Law:
     """Law of an upper bound on ||W m||^2 that holds for every schedule and momentum.
 
-    By the triangle inequality, ||W m|| <= sum_s m_s ||W[:, s]||. Column norms are rounded up to
-    multiples of the largest norm over `levels`, and convolution gives the law of the sum of the
-    independent terms. For a constant rate the bound on mu is about 1.15 times the exact one.
-
-    Args:
-      run: Run with random sampling.
-      norms: Norms ||W[:, s]|| of all columns.
-      delta: Probability in (0, 1); it determines how much of the tail is left out.
-      levels: Number of multiples to which column norms are rounded up.
+    By the triangle inequality, ||W m|| <= sum_s m_s ||W[:, s]||. The column norms `norms` are rounded
+    up to multiples of the largest over `levels`, and convolution gives the law of the sum. For a
+    constant rate the bound on mu is about 1.15 times the exact one.
     """
     tail = _TAIL_SHARE * delta
     if not norms.max() > 0:

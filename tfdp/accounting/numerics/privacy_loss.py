@@ -42,10 +42,8 @@ class GaussianLoss:
 class RandomGaussianLoss:
     """A Gaussian mechanism whose mu depends on public randomness only.
 
-    Attributes:
-      squares: mu^2 of every outcome, shape (outcomes,).
-      probabilities: Probability of every outcome, shape (outcomes,).
-      overflow: Probability of all outcomes that are not listed; they count as a complete loss.
+    `squares` are mu^2 of the outcomes, `overflow` the chance of those that are not listed, a complete
+    loss.
     """
 
     squares: np.ndarray
@@ -80,13 +78,7 @@ ORDERS = (
 
 @dataclasses.dataclass(frozen=True)
 class Spent:
-    """Result of `epsilon_of`.
-
-    Attributes:
-      epsilon: Upper bound on epsilon; may be infinite.
-      mu: Parameter of the composition if it is a mu-GDP mechanism, else None.
-      details: JSON-safe facts about the computation.
-    """
+    """Epsilon (maybe infinite), mu if the composition is a mu-GDP mechanism, and JSON-safe facts."""
 
     epsilon: float
     mu: float | None
@@ -126,17 +118,35 @@ def curve_of(losses: Sequence[Loss], delta: float) -> attacks.Curve:
     return lambda at: overflow + float(chances @ np.exp(gaussian.log_delta(at, roots)))
 
 
-def scaled(losses: Sequence[Loss], factor: float) -> tuple[Loss, ...]:
-    """Returns Gaussian losses with every mu multiplied by `factor` (see `Analysis.scales`)."""
-    result = []
-    for loss in losses:
-        if isinstance(loss, GaussianLoss):
-            result.append(GaussianLoss(loss.mu * factor))
-        elif isinstance(loss, RandomGaussianLoss):
-            result.append(dataclasses.replace(loss, squares=loss.squares * factor * factor))
-        else:
-            raise TypeError(f"Expected Gaussian losses. Received {type(loss).__name__}.")
-    return tuple(result)
+def typical_noise(losses: Sequence[Loss], mu: float) -> float:
+    """Factor of the noise with which losses are about as private as a mu-GDP mechanism.
+
+    By the central limit theorem for privacy losses (Bu, Dong, Long, Su 2020), mu^2 is about the sum of
+    the variances. This is no bound; a search starts from it. It is 1 where no variance is known.
+    """
+    if not losses or any(isinstance(loss, RenyiLoss) for loss in losses):
+        return 1.0
+    low, high = 1e-9, 1e12
+    while high > low * 1.001:
+        middle = math.sqrt(low * high)
+        variance = sum(_variance(loss, middle) for loss in losses)
+        low, high = (middle, high) if variance > mu * mu else (low, middle)
+    return high
+
+
+def _variance(loss: Loss, noise: float) -> float:
+    """About the variance of the density ratio, with all noise multiplied by `noise`."""
+    if isinstance(loss, GaussianLoss):
+        return (loss.mu / noise) ** 2
+    if isinstance(loss, RandomGaussianLoss):
+        squares, probabilities, _ = loss.finite
+        return float(squares @ probabilities) / noise**2
+    return loss.steps * sum(
+        part.weight
+        * (part.probability * part.examples) ** (1 if part.pair == "allocation" else 2)
+        * math.expm1(min((part.multiplier * noise) ** -2, 50.0))
+        for part in loss.components
+    )
 
 
 def rdp_to_epsilon(

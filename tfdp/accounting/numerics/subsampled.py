@@ -30,10 +30,7 @@ _HARMLESS = 0.01
 class SubsampledLoss:
     """`steps` independent rounds of a public mixture of dominating pairs.
 
-    Attributes:
-      components: Components of one round; their weights and `overflow` add up to 1.
-      steps: Number of rounds.
-      overflow: Probability per round that no component applies; this counts as a complete loss.
+    `overflow` is the chance per round that no component applies, which is a complete loss.
     """
 
     components: tuple[Component, ...]
@@ -86,27 +83,3 @@ def renyi_divergences(loss: SubsampledLoss, orders: Sequence[float]) -> tuple[np
     found = [[half.log_moment(order - 1) / (order - 1) for order in orders] for half in halves]
     left_out = loss.overflow + max(half.infinite for half in halves)
     return loss.steps * np.maximum(np.max(found, axis=0), 0.0), loss.steps * left_out
-
-
-def typical_noise(sampled: Sequence[SubsampledLoss], mu: float) -> float:
-    """Factor of the noise with which many rounds are about as private as a mu-GDP mechanism.
-
-    By the central limit theorem for privacy losses (Bu, Dong, Long, Su 2020), mu^2 is about the sum of
-    the variances. This is no bound; a search starts from it.
-    """
-    low, high = 1e-6, 1e6
-    while high > low * 1.001:
-        middle = math.sqrt(low * high)
-        variance = sum(loss.steps * _variance(loss, middle) for loss in sampled)
-        low, high = (middle, high) if variance > mu * mu else (low, middle)
-    return high
-
-
-def _variance(loss: SubsampledLoss, noise: float) -> float:
-    """About the variance of the density ratio of one round, with all noise multiplied by `noise`."""
-    return sum(
-        part.weight
-        * (part.probability * part.examples) ** (1 if part.pair == "allocation" else 2)
-        * math.expm1(min((part.multiplier * noise) ** -2, 50.0))
-        for part in loss.components
-    )
