@@ -164,5 +164,7 @@ def test_checkpoints_are_written_by_time_or_by_steps():
 @pytest.mark.parametrize("kind", ["private", "plain", "overwrite", "sweep"])
 def test_a_training_survives_signals_at_random_moments(tmp_path, kind, action):
     command = [sys.executable, "-m", "tests.experiments.random_kills", tmp_path / "kills"]
-    done = subprocess.run([*command, kind, action, "2"], capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        [*command, kind, action, "2"], capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stderr[-2000:]
