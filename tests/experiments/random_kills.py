@@ -63,9 +63,14 @@ def _count_steps(file):
     import keras
 
     ended = keras.callbacks.CallbackList.on_train_batch_end
+    before = []
 
     def ending(self, batch, logs=None):
-        os.write(file, b".")
+        now = int(self._model.optimizer.iterations.numpy())
+        # Keras calls this for the absent steps of a resumed epoch, too.
+        if [now] != before and now:
+            os.write(file, b".")
+        before[:] = [now]
         ended(self, batch, logs)
 
     keras.callbacks.CallbackList.on_train_batch_end = ending
