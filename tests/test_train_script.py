@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.experiments.result_helpers import after_step, make, names, state
 from tfdp.accounting import mechanism_names
-from tfdp.experiments import Experiment, check, command, console
+from tfdp.experiments import Experiment, command, console, read_record
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ONE_STEP = ["--mechanism=none", "--model=linear", "--normalization=none", "--steps=1"]
@@ -81,7 +81,7 @@ def test_the_main_job_keeps_its_proven_budget_and_learns(tmp_path, script, capfd
     epochs = [line for line in output.splitlines() if "loss: " in line]
     assert len(epochs) == 2 and all(" epsilon: " in line for line in epochs)
     assert "\x1b" not in output
-    assert check(folder) == record
+    assert read_record(folder) == record
     assert names(folder.parent) == ["result"]
     assert names(folder) == ["model.keras", "model_card.md", "run.json", "tensorboard"]
     with zipfile.ZipFile(folder / "model.keras") as archive:
@@ -167,7 +167,7 @@ def test_a_sweep_trains_what_can_be_trained_and_nothing_twice(tmp_path, script, 
     arguments = [*DIVERGING, f"--model_dir={tmp_path / 'r'}", "--sweep=learning_rate=0.1"]
     assert call(script, *arguments[:-1], "--sweep=learning_rate=0.1,1e38") == 2
     assert names(tmp_path / "r") == ["learning_rate=0.1"]
-    record = check(tmp_path / "r" / "learning_rate=0.1")
+    record = read_record(tmp_path / "r" / "learning_rate=0.1")
     assert 1.9 < record["proven"]["epsilon"] <= 2.0  # each point has a budget of its own
     said = capsys.readouterr()
     assert "Point 2 of 2: learning_rate=1e38" in said.out and "not a finite number" in said.err
@@ -175,7 +175,7 @@ def test_a_sweep_trains_what_can_be_trained_and_nothing_twice(tmp_path, script, 
     assert f"{100 * record['test_accuracy']:.2f}%" in summary and "failed" in summary
     assert call(script, *arguments) == 0
     assert capsys.readouterr().out.count("Trained already: ") == 1
-    assert check(tmp_path / "r" / "learning_rate=0.1") == record
+    assert read_record(tmp_path / "r" / "learning_rate=0.1") == record
     # A result with other settings is not taken for this point.
     assert call(script, *arguments, "--l2_norm_clip=9") == 2
     assert "--l2_norm_clip=9" in capsys.readouterr().err

@@ -5,7 +5,7 @@ import os
 import sys
 
 from tfdp._files import replaced_whole
-from tfdp.experiments.result_folder import check
+from tfdp.experiments.result_folder import read_record
 from tfdp.experiments.run_folder import RunFolder
 
 FILES = {"model.keras", "run.json", "model_card.md", "tensorboard"}
@@ -52,7 +52,7 @@ def state(path):
     """Returns the name of the whole result at `path`, or None for nothing; anything else fails."""
     if not os.path.lexists(path) or not os.listdir(path):
         return None
-    which = check(path)["which"]
+    which = read_record(path)["which"]
     assert set(os.listdir(path)) == FILES
     assert (path / "model.keras").read_text() == f"model {which}"
     assert (path / "model_card.md").read_text() == f"card {which}"

@@ -3,13 +3,15 @@
 import errno
 import os
 import signal
+import subprocess
+import sys
 
 import keras
 import pytest
 
 from tests.experiments.result_helpers import Crash, after_step, names
 from tfdp.accounting import describe, proven
-from tfdp.experiments import Experiment, ResultError, RunFolder, check, run_into
+from tfdp.experiments import Experiment, ResultError, RunFolder, read_record, run_into
 from tfdp.experiments.main import checkpoint_every
 
 STEPS = 8  # lots of 479 out of 1,437 examples: two epochs and two steps
@@ -42,7 +44,7 @@ def check_crashes(folder, mechanism, crashes):
     for crash in crashes:
         train(folder / "r", settings(mechanism), crash)
     result = train(folder / "r", settings(mechanism))
-    record = check(folder / "r")
+    record = read_record(folder / "r")
     assert names(folder) == ["r"]
     assert record["steps"] == result.run.steps == STEPS
     assert record["training"]["restarts"] == len(crashes)
@@ -86,7 +88,7 @@ def test_a_training_that_has_ended_only_writes_its_result(tmp_path, monkeypatch)
         train(tmp_path / "r", settings())
     with after_step(1):  # no step is taken again
         train(tmp_path / "r", settings())
-    assert check(tmp_path / "r")["steps"] == STEPS
+    assert read_record(tmp_path / "r")["steps"] == STEPS
 
 
 def test_early_stopping_of_a_resumed_training_counts_the_planned_steps(tmp_path):
@@ -97,7 +99,7 @@ def test_early_stopping_of_a_resumed_training_counts_the_planned_steps(tmp_path)
     assert result.restarts == 1 and len(result.history["validation_accuracy"]) == 2
     assert int(result.model.optimizer.iterations.numpy()) < STEPS
     assert [run.steps for run in result.model.privacy.ledger.runs] == [STEPS]
-    assert check(tmp_path / "r")["steps"] == STEPS
+    assert read_record(tmp_path / "r")["steps"] == STEPS
 
 
 def test_a_plain_training_that_stopped_early_only_writes_its_result(tmp_path, monkeypatch):
@@ -108,7 +110,7 @@ def test_a_plain_training_that_stopped_early_only_writes_its_result(tmp_path, mo
         train(tmp_path / "r", of)
     with after_step(1):
         result = train(tmp_path / "r", of)
-    assert check(tmp_path / "r")["steps"] == 4 and len(result.history["loss"]) == 2
+    assert read_record(tmp_path / "r")["steps"] == 4 and len(result.history["loss"]) == 2
 
 
 def test_an_interruption_waits_until_a_plain_state_is_whole(tmp_path, monkeypatch):
@@ -155,3 +157,14 @@ def test_checkpoints_are_written_by_time_or_by_steps():
     for text in ("0", "", "30 minutes", "-5s", "1.5"):
         with pytest.raises(ValueError, match="--checkpoint_every"):
             checkpoint_every(text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("action", ["kill", "interrupt"])
+@pytest.mark.parametrize("kind", ["private", "plain", "overwrite", "sweep"])
+def test_a_training_survives_signals_at_random_moments(tmp_path, kind, action):
+    command = [sys.executable, "-m", "tests.experiments.random_kills", tmp_path / "kills"]
+    done = subprocess.run(
+        [*command, kind, action, "2"], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -12,7 +12,7 @@ from tests.experiments.killed_commits import FAILED, KILLED, REFUSED
 from tests.experiments.result_helpers import Crash, keep_state, make, names, state
 from tfdp.experiments import Experiment
 from tfdp.experiments.finished import settings_of
-from tfdp.experiments.result_folder import ResultError, main
+from tfdp.experiments.result_folder import ResultError
 from tfdp.experiments.run_folder import ResultBusy, RunFolder, new_folder, numbered
 
 # -- whole or not at all -------------------------------------------------------------------------
@@ -126,20 +126,6 @@ def test_one_process_at_a_time_makes_a_result(tmp_path):
     assert state(tmp_path / "r") == "new"
 
 
-def test_a_process_whose_folder_was_removed_does_not_disturb_the_next_one(tmp_path):
-    with RunFolder(tmp_path / "r") as first:
-        first.begin({})
-        (tmp_path / "r.unfinished").rename(tmp_path / "away")
-        with RunFolder(tmp_path / "r") as second:
-            second.begin({})
-            for write in (lambda: first.begin({}), lambda: first.commit({}, "", lambda path: None)):
-                with pytest.raises(ResultError, match="removed"):
-                    write()
-            assert second.resumable
-        assert names(tmp_path / "r.unfinished" / "result") == []
-    assert names(tmp_path) == ["away", "r.unfinished"]
-
-
 def test_numbers_continue_after_the_largest_that_is_taken(tmp_path):
     for name in ("a_2_b", "ab_007"):
         (tmp_path / name).mkdir()
@@ -154,16 +140,6 @@ def test_numbers_continue_after_the_largest_that_is_taken(tmp_path):
         ]
     assert "a_017.unfinished" not in names(tmp_path)
     assert RunFolder(tmp_path / "a_002").resumable
-
-
-def test_damaged_results_are_told(tmp_path, capsys):
-    make(tmp_path / "r", "new")
-    assert main(["check", str(tmp_path / "r")]) == 0
-    (tmp_path / "r" / "model.keras").write_text("another")
-    assert main(["check", str(tmp_path / "r"), str(tmp_path)]) == 1
-    said = capsys.readouterr()
-    assert "whole" in said.out and "model.keras was changed" in said.err and "no result" in said.err
-    assert main([]) == 2
 
 
 # -- unfinished trainings ------------------------------------------------------------------------

@@ -73,7 +73,6 @@ def test_a_value_out_of_range_is_refused(name, value):
         ({"normalize_output": True}, "normalize_output"),
         ({"model": "linear", "width": 0.25}, "width"),
         ({"train_split": "test[:9]"}, "train_split"),
-        ({"cache_features": False}, "cache_features"),
         ({"sequence_length": 20}, "sequence_length"),
         ({**TEXTS, "embeddings": "a.txt", "vocabulary": "b"}, "vocabulary"),
         ({"weight_noise": 0.1}, "mechanism=none"),

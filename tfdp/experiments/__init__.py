@@ -26,7 +26,7 @@ _PUBLIC = {
     "audit_experiment": "audited",
     "ResultError": "result_folder",
     "RunFolder": "run_folder",
-    "check": "result_folder",
+    "read_record": "result_folder",
     "print_table": "report",
     "record": "report",
     "card": "report",

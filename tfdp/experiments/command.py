@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from absl import flags
 
 import tfdp
-from tfdp.experiments.console import program
+from tfdp.experiments.console import command_line
 from tfdp.experiments.rules import NONE, check_files
 from tfdp.experiments.settings import SETTINGS, USUAL_EPSILON, Experiment
 from tfdp.experiments.sweep import folder_name, product
@@ -54,12 +54,14 @@ class Point:
         values: the swept values as texts, by the names of the settings; empty if the command trains
             only once.
         read: the flag files, or the recipe, that settings were read from.
+        from_files: the names of the settings whose values come from those files.
         command: the command that makes this training alone, without the folder of its result.
     """
 
     experiment: Experiment
     values: dict[str, str]
     read: tuple[str, ...] = ()
+    from_files: frozenset[str] = frozenset()
     command: str | None = None
 
     @property
@@ -183,7 +185,8 @@ def _point(files, recipes, filed, weak, typed, strong) -> Point | None:
     varied = {name: text for name, text in (weak | strong).items() if name not in fixed}
     said = typed | {name: swept[name] for name in varied}
     command = _command(files, {name: value for name, value in said.items() if name in values})
-    return Point(_experiment(values), varied, read, command)
+    from_files = frozenset(values.keys() - said.keys())
+    return Point(_experiment(values), varied, read, from_files, command)
 
 
 class _Source(NamedTuple):
@@ -261,9 +264,9 @@ def _combined(sources, files, recipes) -> tuple[dict[str, Any], tuple[str, ...]]
 
 def _command(files: Sequence[str], said: Mapping[str, Any]) -> str:
     """Returns a command line that names flag files and values, but none that run.json leaves out."""
-    start = ["python", "train.py"] if program() == "train.py" else [program()]
     values = [flag_of(name, value) for name, value in said.items() if SETTINGS[name].recorded]
-    return shlex.join([*start, *(f"--flagfile={path}" for path in files), *values])
+    words = [*(f"--flagfile={path}" for path in files), *values]
+    return f"{command_line()} {shlex.join(words)}".strip()
 
 
 def _experiment(values: Mapping[str, Any]) -> Experiment:

@@ -46,6 +46,11 @@ def program() -> str:
     return "tfdp-train" if Path(sys.argv[0]).stem == "tfdp-train" else "train.py"
 
 
+def command_line() -> str:
+    """How the user starts this command in a shell."""
+    return "tfdp-train" if program() == "tfdp-train" else "python train.py"
+
+
 def guarded(command: Callable[[], object], name: str | None = None) -> None:
     """Runs a command and exits with its status; an interruption or a closed pipe is no traceback.
 

@@ -146,7 +146,7 @@ def run(
     """
     if experiment.seed is not None:
         keras.utils.set_random_seed(experiment.seed)
-    task = _prepare(experiment, world, checkpoints)
+    task = _prepare(experiment, world)
     planned = _compile(task)
     if before_training is not None:
         before_training()
@@ -179,7 +179,7 @@ class _Fitted:
     lost_steps: int
 
 
-def _prepare(experiment, world, checkpoints) -> _Task:
+def _prepare(experiment, world) -> _Task:
     """Loads the data, builds the network and makes the lots."""
     dataset, words = network.load(experiment)
     dataset, sample_weight = validation.hold_out(dataset, experiment), None
@@ -187,10 +187,7 @@ def _prepare(experiment, world, checkpoints) -> _Task:
         dataset, sample_weight = _with_canaries(dataset, world)
     check_number(experiment, len(dataset.y_train))
     experiment = complete(experiment, len(dataset.y_train))
-    # A process that resumes needs the same frozen beginning, which no state holds.
-    same = experiment.seed is not None or experiment.initial_weights is not None
-    cache = world is None and (checkpoints is None or same)
-    prepared = network.prepare(experiment, dataset, words, cache=cache)
+    prepared = network.prepare(experiment, dataset, words)
     multiple = None if experiment.jit_compile else data.row_multiple_for(experiment.batch_size)
     lots = data.make_lots(
         experiment.sampling,
@@ -277,7 +274,7 @@ def _evaluate(task, planned, fitted) -> Result:
         notes += (validation.note(len(dataset.y_validation), fitted.epochs, experiment),)
     return Result(
         experiment=experiment,
-        model=_released(task.prepared, experiment) if task.prepared.cached else model,
+        model=model,
         run=runs[-1],
         runs=runs,
         test_accuracy=accuracy,
@@ -360,15 +357,6 @@ def _finished_runs(task, planned, epochs) -> tuple[Run, ...]:
 def _is_finite(task) -> bool:
     rows = keras.tree.map_structure(operator.itemgetter(slice(64)), task.dataset.x_test)
     return bool(np.isfinite(task.model.predict(rows, verbose=0)).all())
-
-
-def _released(prepared, experiment):
-    """Returns the whole network with the ledger and the optimizer of the part that was trained."""
-    whole, part = prepared.whole, prepared.model
-    if experiment.private:
-        make_private(whole, engine=experiment.engine)
-    whole.compile(optimizer=part.optimizer, loss=part.loss, jit_compile=experiment.jit_compile)
-    return whole
 
 
 def _trained_on(experiment) -> dict[str, str]:

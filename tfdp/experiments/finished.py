@@ -9,7 +9,7 @@ from typing import Any
 
 import tfdp
 from tfdp.experiments.correlation import complete
-from tfdp.experiments.result_folder import ResultError, check, digest, is_result
+from tfdp.experiments.result_folder import ResultError, digest, is_result, read_record
 from tfdp.experiments.settings import Experiment
 
 
@@ -37,11 +37,11 @@ def finished(folder: str | os.PathLike, experiment: Experiment) -> dict | None:
         experiment: the settings that were asked for.
 
     Raises:
-        ResultError: the result is damaged, or has other settings.
+        ResultError: the result has other settings.
     """
     if not is_result(folder):
         return None
-    record = check(folder)
+    record = read_record(folder)
     wanted = json.loads(json.dumps(complete(experiment, record["num_examples"]).recorded()))
     wanted["insecure_seed"] = experiment.insecure_seed is not None
     found = record["settings"] | {"insecure_seed": record["insecure_seed"]}

@@ -44,7 +44,7 @@ def text(module: ModuleType, point: Point, flag_values: flags.FlagValues = flags
 
 def _about(point: Point) -> str:
     read = " and ".join(os.path.relpath(path) for path in point.read)
-    source = f"those of {read}, and otherwise the program's own" if read else "the program's own"
+    source = f"* from {read}, the others the program's own" if read else "the program's own"
     experiment = point.experiment
     said = (
         f"The values in brackets are what --dataset={experiment.dataset} "
@@ -61,7 +61,8 @@ def _value(name: str, point: Point) -> str:
     )  # as --epochs, where the recipe has --steps
     if value is None or (replaced and getattr(point.experiment, known.rival) is not None):
         return ""
-    return f" [{flag_of(name, value).partition('=')[2] or ('yes' if value else 'no')}]"
+    shown = flag_of(name, value).partition("=")[2] or ("yes" if value else "no")
+    return f" [{shown}{'*' if name in point.from_files else ''}]"
 
 
 def _flag(flag: flags.Flag, value: str = "") -> str:

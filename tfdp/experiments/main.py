@@ -209,7 +209,8 @@ def _train_into(folder, point):
     from tfdp.experiments.saving import run_into
 
     every = checkpoint_every(FLAGS.checkpoint_every)
-    return run_into(folder, point.experiment, console.verbosity(), point.command, **every)
+    verbose = 0 if point.values else console.verbosity()  # a point of a sweep is one line
+    return run_into(folder, point.experiment, verbose, point.command, **every)
 
 
 def _say_what_is_unfinished(base):

@@ -7,7 +7,6 @@ import keras
 from tfdp import data, models
 from tfdp.data.datasets import kind_of
 from tfdp.experiments.announcement import split_note
-from tfdp.experiments.features import as_features, fits, in_parts
 from tfdp.experiments.public_data import public_examples
 from tfdp.experiments.rules import PRIVATE_BATCH, WORD_MODELS
 from tfdp.experiments.settings import Experiment
@@ -48,34 +47,24 @@ class Prepared:
 
     Attributes:
         model: the model to train.
-        dataset: its data: those of the experiment, or the features of a frozen beginning.
-        whole: the network that is released; it shares the weights of `model`, or is `model`.
+        dataset: its data.
         start: where the training starts.
         notes: sentences about the data and the network for the record and the model card.
     """
 
     model: keras.Model
     dataset: data.Dataset
-    whole: keras.Model
     start: Start
     notes: tuple[str, ...]
 
-    @property
-    def cached(self) -> bool:
-        """Whether the model is trained on features of a frozen beginning."""
-        return self.whole is not self.model
 
-
-def prepare(
-    experiment: Experiment, dataset: data.Dataset, words: Words | None, *, cache: bool = True
-) -> Prepared:
+def prepare(experiment: Experiment, dataset: data.Dataset, words: Words | None) -> Prepared:
     """Builds the network of an experiment with its initial weights and frozen layers.
 
     Args:
         experiment: the settings.
         dataset: what `load` returned.
         words: the words of texts, or None.
-        cache: whether features of a frozen beginning may take the place of the data.
 
     Raises:
         ValueError: the settings do not fit the network, or the initial weights are refused.
@@ -103,19 +92,7 @@ def prepare(
         notes += words.notes
     start = begin(experiment, model)
     notes += start.notes
-    model = with_weight_noise(model, experiment)
-    parts = None
-    frozen = experiment.trainable_layers is not None and not experiment.weight_noise
-    if cache and experiment.cache_features and frozen:
-        parts = in_parts(model)
-    if parts is None or not fits(parts, dataset):
-        return Prepared(model, dataset, model, start, tuple(notes))
-    shape = "x".join(map(str, parts.rest.inputs[0].shape[1:]))
-    notes.append(
-        f"The outputs of the frozen beginning ({shape} numbers of each example) were computed once, "
-        "and the rest was trained on them."
-    )
-    return Prepared(parts.rest, as_features(parts, dataset), model, start, tuple(notes))
+    return Prepared(with_weight_noise(model, experiment), dataset, start, tuple(notes))
 
 
 def _public_data(experiment):

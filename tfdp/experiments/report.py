@@ -9,6 +9,7 @@ from rich.table import Table
 from tfdp.accounting import VACUOUS_ABOVE, Guarantee, Run, Statement
 from tfdp.accounting.guarantee import format_epsilon
 from tfdp.experiments.announcement import network, update_rule
+from tfdp.experiments.console import command_line
 from tfdp.experiments.experiment import Result
 from tfdp.experiments.settings import SETTINGS
 
@@ -247,7 +248,7 @@ def _alternative(result) -> str:
     dataset = experiment.dataset
     where = "" if dataset == SETTINGS["dataset"].default else f" --dataset={dataset}"
     mechanism = SETTINGS["mechanism"].default
-    return f"python train.py --mechanism={mechanism}{where} --epsilon={epsilon}"
+    return f"{command_line()} --mechanism={mechanism}{where} --epsilon={epsilon}"
 
 
 def _title(result) -> str:

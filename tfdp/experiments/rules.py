@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tfdp._validate import did_you_mean
 from tfdp.accounting.mechanisms.none import NoMechanism
 from tfdp.accounting.mechanisms.registry import mechanism_class, mechanism_names
-from tfdp.data.datasets import check_name, kind_of
+from tfdp.data.datasets import check_name, input_shape, kind_of
 from tfdp.experiments.public_data import PUBLIC
 from tfdp.models import MODELS as ARCHITECTURES
 from tfdp.models import PRIVATE_BATCH
@@ -174,6 +174,13 @@ def _check_model(experiment: "Experiment") -> None:
         raise ValueError(
             f"--model={experiment.model} does not fit --dataset={dataset}, whose examples are {kind}. "
             f"Use --model={' or '.join(fitting)}."
+        )
+    smallest = ARCHITECTURES[experiment.model].smallest_image
+    shape = input_shape(dataset) if kind == "images" else None
+    if smallest and shape and min(shape[:2]) < smallest:
+        raise ValueError(
+            f"--model={experiment.model} needs images of at least {smallest}x{smallest} pixels. "
+            f"--dataset={dataset} has {shape[0]}x{shape[1]}."
         )
 
 

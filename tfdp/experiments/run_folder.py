@@ -29,18 +29,15 @@ from tfdp._files import replaced_whole, sync_folder, sync_tree
 from tfdp._interruptions import Interruptions
 from tfdp.experiments.result_folder import (
     CARD,
-    DIGESTS,
     LOG,
     MODEL,
     RECORD,
     ResultError,
-    digest,
     is_result,
 )
 
 UNFINISHED = ".unfinished"
 _LOCK, _SETTINGS, _RESULT, _PREVIOUS = "lock", "settings.json", "result", "previous"
-_NEVER = "discard it with --resume=never: nothing of it may be released then"
 
 
 class ResultBusy(ResultError):
@@ -66,12 +63,12 @@ class RunFolder:
 
     Example:
         >>> import keras
-        >>> from tfdp.experiments import RunFolder, check
+        >>> from tfdp.experiments import RunFolder, read_record
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         >>> with RunFolder("runs/a") as folder:
         ...     folder.begin({"steps": 3})
         ...     folder.commit({"steps": 3}, card="# A model", save_model=model.save)
-        >>> check("runs/a")["steps"]
+        >>> read_record("runs/a")["steps"]
         3
     """
 
@@ -110,7 +107,8 @@ class RunFolder:
             theirs, ours = (", ".join(f"{n}={s.get(n)}" for n in names) for s in (before, now))
             raise ResultError(
                 f"The unfinished training in {self.unfinished} was begun with {theirs}, and this "
-                f"command has {ours}. Resume it with its settings, choose another folder, or {_NEVER}."
+                f"command has {ours}. Resume it with its settings, choose another folder, or discard "
+                "it with --resume=never: nothing of it may be released then."
             )
 
     def begin(self, settings: Mapping) -> None:
@@ -124,7 +122,6 @@ class RunFolder:
         """
         self.check_settings(settings)
         try:
-            self._check_lock(self._lock)
             if self.resumable:
                 self.restarts = self._about()["restarts"] + 1
                 for name in set(os.listdir(self._in(_RESULT))) - {LOG}:  # of a commit that failed
@@ -149,7 +146,7 @@ class RunFolder:
         The state of the training is discarded when the folder is left.
 
         Args:
-            record: the content of run.json, JSON-safe; the digests are added to it.
+            record: the content of run.json, JSON-safe.
             card: the text of model_card.md.
             save_model: a function that writes the model to the path that it is given.
 
@@ -158,13 +155,11 @@ class RunFolder:
                 an earlier result is as it was.
         """
         try:
-            self._check_lock(self._lock)
             save_model(self._in(_RESULT, MODEL))
             with open(self._in(_RESULT, CARD), "w", encoding="utf-8") as file:
                 file.write(card)
-            digests = {key: digest(self._in(_RESULT, n)) for key, n in DIGESTS.items()}
             with open(self._in(_RESULT, RECORD), "w") as file:
-                json.dump({**record, **digests}, file, indent=2, allow_nan=False)
+                json.dump(record, file, indent=2, allow_nan=False)
                 file.write("\n")
             sync_tree(self._in(_RESULT))
             with Interruptions() as interruptions:
@@ -176,13 +171,12 @@ class RunFolder:
 
     def __enter__(self):
         try:
-            self._check_target()
             self._lock = _locked(self.unfinished)
             try:
                 self._restore_previous()
-                self._check_target()  # another process may have finished meanwhile
                 if not self.resumable:
                     self.discard()
+                self._check_target()
             except BaseException:
                 self._release()
                 raise
@@ -193,13 +187,12 @@ class RunFolder:
     def __exit__(self, *exception):
         try:
             self._release()
-        except (OSError, ResultError) as error:
+        except OSError as error:
             logging.warning("What is left in %s was not removed: %s", self.unfinished, error)
 
     def _release(self):
         handle, self._lock = self._lock, None
         try:
-            self._check_lock(handle)
             if not self.resumable:
                 self.discard()
                 os.unlink(self._in(_LOCK))
@@ -212,24 +205,17 @@ class RunFolder:
         """Raises ResultError if there is something at the final place that may not be replaced."""
         if not os.path.lexists(self.path) or _is_empty_folder(self.path):
             return
-        if os.path.islink(self.path) or not is_result(self.path):
+        if not is_result(self.path):
             raise ResultError(
                 f"{self.path} is no result, and is never replaced. Choose another folder."
             )
         if not self._overwrite:
-            discard_leftovers(self.path)
             raise ResultError(
                 f"There is a finished result in {self.path}. Choose another folder, or say --overwrite "
                 "(in Python: overwrite=True) to replace it."
             )
 
-    def _check_lock(self, handle):
-        if not _is_file(handle, self._in(_LOCK)):
-            raise ResultError(f"{self.unfinished} was removed or replaced while it was in use.")
-
     def _put_in_place(self):
-        self._check_lock(self._lock)
-        self._check_target()
         if os.path.lexists(self.path) and not _is_empty_folder(self.path):
             os.rename(self.path, self._in(_PREVIOUS))
         try:
@@ -246,13 +232,8 @@ class RunFolder:
             sync_folder(os.path.dirname(self.path))
 
     def _about(self) -> dict:
-        try:
-            with open(self._in(_SETTINGS)) as file:
-                return json.load(file)
-        except (OSError, ValueError) as error:
-            raise ResultError(
-                f"{self._in(_SETTINGS)}: {error}. Restore it, or {_NEVER}."
-            ) from error
+        with open(self._in(_SETTINGS)) as file:
+            return json.load(file)
 
     def _not_written(self, error) -> ResultError:
         then = ""
@@ -308,11 +289,10 @@ def _remove(path):
 
 def discard_leftovers(path: str | os.PathLike) -> None:
     """Discards what a process left that died right after it had put a result in its place."""
-    left = RunFolder(path)
+    left = RunFolder(path, overwrite=True)
     if os.path.isdir(left.unfinished) and not left.resumable:
-        with contextlib.suppress(ResultError, OSError):  # another process, or another user, has it
-            left._lock = _locked(left.unfinished)
-            left._release()
+        with contextlib.suppress(ResultError), left:  # unless another process has it
+            pass
 
 
 def numbered(base: str | os.PathLike) -> str:

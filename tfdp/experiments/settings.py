@@ -240,11 +240,6 @@ class Experiment:
         "The layers that are trained, by names or patterns (logits,dense_*), or how many of the last "
         "ones (2). All others are frozen."
     )
-    cache_features: bool = setting(
-        "Whether the outputs of the frozen beginning of a network are computed once for all epochs.",
-        True,
-        needs=(Need("trainable_layers", bool, "--trainable_layers"),),
-    )
 
     batch_size: int = setting(
         "The nominal lot size: the logical batch of one step.", 256, group="Training"

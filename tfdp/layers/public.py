@@ -298,18 +298,6 @@ class PublicExamples(keras.layers.Layer):
         rows = [tf.cast(v, d) for v, d in zip(self._rows, self._dtypes, strict=True)]
         return keras.tree.pack_sequence_as(self._specs, rows)
 
-    def public_outputs(self):
-        """Returns what the network makes of the public examples, normalized by themselves.
-
-        These are the public examples of a network that goes on where this one ends.
-
-        Returns:
-            NumPy arrays [M, ...] in the structure of the network's outputs.
-        """
-        with _running(_Pass("public")):
-            outputs = self.network(self.examples, training=False)
-        return keras.tree.map_structure(keras.ops.convert_to_numpy, outputs)
-
     def _one_by_one(self, inputs, rows):
         """Inference with statistics="batch": each example in one batch with the public examples."""
 
