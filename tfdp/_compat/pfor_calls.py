@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdp._compat.pfor_conversion import wrap
+from tfdp._compat.pfor_conversion import merged, wrap
 from tfdp._compat.tensorflow import concrete_function
 
 _FUNCTIONS = contextvars.ContextVar("functions")  # {name in the graph: (function, graph, ends)}
@@ -84,13 +84,6 @@ def add_rules(rules: dict) -> None:
 
     for name in ("PartitionedCall", "StatefulPartitionedCall"):
         rules[name] = converting(rules[name])
-
-
-def merged(tensor):
-    """Merges the first two axes: [examples, rows, ...] to [examples * rows, ...]."""
-    found = tf.reshape(tensor, tf.concat([[-1], tf.shape(tensor)[2:]], axis=0))
-    known = None not in tensor.shape[:2] and tensor.shape[0] * tensor.shape[1]
-    return tf.ensure_shape(found, [known or None, *tensor.shape[2:]])
 
 
 def _apart(tensor, width):

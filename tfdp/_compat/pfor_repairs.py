@@ -30,7 +30,7 @@ import tensorflow as tf
 from tfdp._compat import addition, pfor_calls, pfor_conv3d, pfor_indices, pfor_ops, pfor_random
 from tfdp._compat.kernel_gradients import kernel_gradients
 from tfdp._compat.patches import Window
-from tfdp._compat.pfor_conversion import RULES, created, looped, wrap
+from tfdp._compat.pfor_conversion import RULES, created, known_shapes, looped, merged, wrap
 from tfdp._compat.tensorflow import on_plain_cpu
 from tfdp._compat.versions import borrowing
 
@@ -45,7 +45,7 @@ def repaired() -> Iterator[None]:
     before = {name: RULES.get(name) for name in ours}
     RULES.update(ours)
     try:
-        with addition.corrected():
+        with addition.corrected(), known_shapes():
             yield
     finally:
         RULES.update(before)
@@ -127,7 +127,7 @@ def _add_rules(rules):
             return image_rule(pfor_input)
         # TensorFlow's own operation has no groups on CPUs without oneDNN; Keras compiles it there.
         upstream, sizes = pfor_input.stacked_input(2), pfor_input.unstacked_input(0)
-        upstream = pfor_calls.merged(upstream)
+        upstream = merged(upstream)
         sizes = tf.tensor_scatter_nd_update(sizes, [[0], [axis]], [tf.shape(upstream)[0], width])
         groups = channels // width
         pairs = zip(tf.split(kernel.t, groups, -1), tf.split(upstream, groups, axis), strict=True)

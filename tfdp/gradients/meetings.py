@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdp._compat.kernel_gradients import flat
 from tfdp._compat.patches import Window
+from tfdp._compat.pfor_conversion import merged
 from tfdp.gradients.convolutions import depthwise_kernel, kernel_gradient
 from tfdp.gradients.factors import (
     Arranged,
@@ -182,8 +183,10 @@ def _arranged(tensor, labels, positions, features, sizes, count):
     if count == 1:
         return tf.reshape(tensor, [-1, width])
     known = tf.reduce_prod(tf.shape(tensor)[1 : 1 + len(positions)]) if count is None else count
-    merged = tf.reshape(tensor, tf.stack([tf.shape(tensor)[0], known, width]))
-    return tf.ensure_shape(merged, [tensor.shape[0], count, width])
+    if isinstance(known, int):
+        return tf.reshape(tensor, [-1, known, width])
+    found = tf.reshape(tensor, tf.stack([tf.shape(tensor)[0], known, width]))
+    return tf.ensure_shape(found, [tensor.shape[0], count, width])
 
 
 def _lookup(operation):
@@ -267,11 +270,10 @@ def _by_images(operation, tensor):
     """Returns (float32 [rows * images, *spatial, channels], the number of images of a row)."""
     tensor = tf.cast(tensor, tf.float32)
     count = tf.shape(tensor)[1] if tensor.shape[1] is None else tensor.shape[1]
-    merged = tf.reshape(tensor, tf.concat([[-1], tf.shape(tensor)[2:]], axis=0))
-    merged = tf.ensure_shape(merged, [None, *tensor.shape[2:]])
+    images = merged(tensor)
     if _is_channels_last(operation):
-        return merged, count
-    return tf.transpose(merged, [0, *range(2, merged.shape.rank), 1]), count
+        return images, count
+    return tf.transpose(images, [0, *range(2, images.shape.rank), 1]), count
 
 
 def _of_rows(gradients, count):

@@ -112,7 +112,7 @@ class NoiseSource:
         flat = self._all_normal(high, sum(sizes), stddev)
         # Slices are cheaper than tf.split, which took 0.1 ms of an MLP's step of 1.8 (profiled).
         parts = zip(sizes, itertools.accumulate(sizes), shapes, strict=True)
-        return [tf.reshape(flat[end - size : end], shape) for size, end, shape in parts]
+        return [tf.reshape(tf.slice(flat, [e - n], [n]), shape) for n, e, shape in parts]
 
     def uniforms(self, draw: int | tf.Tensor, shapes: list) -> list[tf.Tensor]:
         """Draws pairs of independent float64 numbers, uniform in (0, 1], in order.

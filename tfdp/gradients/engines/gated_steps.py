@@ -6,7 +6,7 @@ Activations are kept instead of being computed again, and the gradient has fewer
 import keras
 import tensorflow as tf
 
-from tfdp._compat.pfor_calls import merged
+from tfdp._compat.pfor_conversion import merged
 from tfdp._compat.tensorflow import on_plain_cpu
 from tfdp.gradients.engines.recurrent_steps import RecurrentStep, by_steps, value_in_pass
 from tfdp.gradients.factors import Instantiated, OuterProducts
