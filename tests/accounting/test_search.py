@@ -32,7 +32,7 @@ def test_all_trials_cost_what_they_cost_together():
     said = Statement.of_search(ledgers(5), DELTA)
     assert said.proven.epsilon == proven_composition([RUN] * 5, DELTA).epsilon
     assert said.executed[0].startswith("5 times: ")
-    assert "search of 5 trials" in said.text()
+    assert "search of 5 trainings" in said.text()
 
 
 def test_a_random_number_of_trials_costs_a_few():
@@ -82,3 +82,8 @@ def test_nothing_finite_for_a_search_with_one_bad_trial():
 def test_a_search_has_trials():
     with pytest.raises(ValueError, match="ledger of each trial"):
         Statement.of_search([], DELTA)
+
+
+def test_the_best_of_a_random_number_does_not_tell_how_many_there_were():
+    few, many = (Statement.of_search(ledgers(n), DELTA, random_trials=4) for n in (2, 9))
+    assert few == many and few.text() == many.text() and few.to_dict() == many.to_dict()

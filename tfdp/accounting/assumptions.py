@@ -22,8 +22,8 @@ EVERY_RUN = (
     Declared(
         "A record is one row of what was given to training, computed from that record alone, by "
         "constants that do not depend on the others. Scalers, vocabularies, windows or class weights "
-        "that were made from all rows break this. Somebody with several records is protected less "
-        "(max_examples_per_user)."
+        "that were made from all rows break this. Somebody with more records than stated is protected "
+        "less (max_examples_per_user)."
     ),
     Declared(
         "No more steps were taken than are counted, and their number was fixed beforehand. Stopping "

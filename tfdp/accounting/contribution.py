@@ -111,18 +111,15 @@ class Contribution:
         what = "Each example's gradient"
         if size > 1:
             what = f"The mean gradient of {size} examples at a time"
+        groups = f" in {self.clip_groups} groups of weights, each" if self.clip_groups > 1 else ""
         sentences = (
-            (True, f"{what} was clipped to the clip norm before it was added."),
+            (True, f"{what} was clipped{groups} to the clip norm before it was added."),
             (
                 self.public_examples > 0,
                 Declared(
                     f"The {self.public_examples} public examples that normalization used were "
                     "chosen and prepared without looking at the private ones."
                 ),
-            ),
-            (
-                self.clip_groups > 1,
-                f"It was clipped in {self.clip_groups} groups of weights, each at the clip norm.",
             ),
             (
                 self.adaptive_clipping,

@@ -30,7 +30,7 @@ _ASSUMPTIONS = (
     "The number of trials was drawn before the search, by draw_trials({mean:g}), and followed.",
     "Each trial drew its settings at random, whatever other trials found, and none that could have "
     "been drawn costs more than the dearest trial here.",
-    "Nothing but the best trial is released.",
+    "Nothing but the best trial is released: not their number, the others or their ledgers.",
 )
 
 

@@ -68,7 +68,8 @@ class Statement:
     @property
     def meaning(self) -> tuple[str, ...]:
         """Sentences that explain the numbers."""
-        sentences = (self.belief, self.pair, wording.NOMINAL_LOT, self.comparison, self.search)
+        nominal = wording.NOMINAL_LOT if "nominal" in " ".join(self.executed) else None
+        sentences = (self.belief, self.pair, nominal, self.comparison, self.search)
         return tuple(each for each in sentences if each)
 
     @classmethod
@@ -118,21 +119,18 @@ class Statement:
         """
         if not trials:
             raise ValueError("Expected the ledger of each trial. Received none.")
+        if random_trials is not None:
+            return _of_the_best(trials, delta, adjacency, random_trials)
         together = Ledger()
         for ledger in trials:
             together.merge(ledger)
         said = cls.of(together.runs, delta, adjacency)
-        number = f"This is about a search of {len(trials)} trials"
-        if random_trials is None:
-            words = f"{number}, all of which may be released: their costs add up."
-            assumed = (*said.assumptions, _FIXED_SEARCH) if said.assumptions else ()
-            return dataclasses.replace(said, search=words, assumptions=assumed)
-        proven = of_random_search(
-            [ledger.runs for ledger in trials], delta, adjacency, random_trials
+        words = (
+            f"This is about a search of {len(trials)} trainings, all of which may be released: their "
+            "costs add up."
         )
-        said = cls.from_guarantees(together.runs, said.claimed, proven)
-        words = f"{number}, of which only the best is released. Claimed is for all of them."
-        return dataclasses.replace(said, search=words)
+        assumed = (*said.assumptions, _FIXED_SEARCH) if said.assumptions else ()
+        return dataclasses.replace(said, search=words, assumptions=assumed)
 
     @classmethod
     def from_guarantees(
@@ -144,7 +142,8 @@ class Statement:
         return cls(
             executed=wording.counted(wording.executed(run) for run in runs)
             or ("Nothing was executed.",),
-            released=f"{proven.released}. The guarantee is for all of this together.",
+            released=f"{proven.released}."
+            + (" The guarantee is for all of this together." if runs and not proven.reason else ""),
             neighbours=f"{proven.neighbours} ({proven.adjacency}).",
             claimed=claimed,
             proven=proven,
@@ -192,7 +191,7 @@ class Statement:
         blocks.append("\n".join(table))
         if self.proven.reason:
             blocks.append(f"Why: {self.proven.reason}")
-        blocks.append(f"Released: {self.released}")
+        blocks += [f"Released: {self.released}", f"Neighbours: {self.neighbours}"]
         done = "What is planned" if self.planned else "What was executed"
         for title, sentences in ((done, self.executed), *self._lists()):
             blocks += [f"### {title}", "\n".join(f"- {sentence}" for sentence in sentences)]
@@ -220,9 +219,27 @@ class Statement:
                 "It assumes, and tfdp sees to it where it trains",
                 tuple(each for each in self.assumptions if each not in declared),
             ),
+            ("The claimed figure", self.claimed.assumptions),
             ("Not covered", self.not_covered),
         ]
         return [(title, sentences) for title, sentences in lists if sentences]
+
+
+def _of_the_best(trials, delta, adjacency, mean):
+    """The statement of the best of a random number of trials, which does not tell that number."""
+    runs = [ledger.runs for ledger in trials]
+    proven = of_random_search(runs, delta, adjacency, mean)
+    claimed = max(
+        (claimed_composition(each, delta, adjacency) for each in runs), key=lambda g: g.epsilon
+    )
+    said = Statement.from_guarantees([run for each in runs for run in each], claimed, proven)
+    return dataclasses.replace(
+        said,
+        executed=(f"A random number of trainings, {mean:g} on average.",),
+        released=f"The best training only, with {said.released}",
+        comparison="Claimed is for one training by itself, as papers report the best of many.",
+        search="How many trainings there were, the others and their ledgers stay secret.",
+    )
 
 
 def statement(

@@ -17,7 +17,7 @@ from tfdp.accounting.run import Run
 NOT_COVERED = (
     "Training loss, training accuracy and other figures or diagnostics computed on the private data.",
     "Ends of the training, and choices among its checkpoints, that were decided by training loss or "
-    "accuracy.",
+    "accuracy (by public or held-out data they may be).",
     "Hyperparameters, and the noise or length of later trainings, that were chosen by results on "
     "private data, unless the trials are counted here.",
     "Other models that were trained on these data and are not counted here, such as folds, trials of a "
@@ -42,11 +42,13 @@ PAIRS = {
     "add_or_remove_one": "Add-or-remove-one means: two data sets are neighbours if they are equal, "
     "but {one} may be missing in one of them.",
 }
+# Above this chance of more, a bound on an observer's belief is no promise.
+_LIKELY = 0.2
 # Above this epsilon, the belief of an observer has practically no bound.
 _LITTLE_ABOVE = 10.0
 _GUESS = {
     "zero_out": "that {a} took part or counted as nothing",
-    "replace_one": "that a certain place holds one of two records",
+    "replace_one": "that {a} is one of two that are known",
     "add_or_remove_one": "that {a} is in the data or is not",
 }
 
@@ -59,7 +61,8 @@ def counted(sentences) -> tuple[str, ...]:
 
 def executed(run: Run) -> str:
     """What was executed, in a sentence or two."""
-    steps, size, counted = f"{run.steps} steps", run.contribution.microbatch_size, ""
+    steps = f"{run.steps} step{'s' if run.steps != 1 else ''}"
+    size, counted = run.contribution.microbatch_size, ""
     if run.taken is not None:
         steps = f"{run.taken} of {run.steps} planned steps"
         counted = (
@@ -98,21 +101,23 @@ def belief(proven: Guarantee) -> str:
         )
     if proven.epsilon == 0:
         return (
-            f"Epsilon 0 at delta = {proven.delta:g}: what was released hardly depends on a record."
+            f"Epsilon 0: with and without a record, the chances of whatever may be released differ by "
+            f"at most delta = {proven.delta:g}."
         )
     users = proven.max_examples_per_user > 1
     whose = "all records of one user" if users else "one record"
     guess = _GUESS[proven.adjacency].format(a="a certain user" if users else "a certain record")
-    belief = 100 / (1 + math.exp(-proven.epsilon))
-    start = (
-        f"Epsilon {format_epsilon(proven.epsilon)}, for {whose}: an observer who knows every other "
-        f"record, and holds it as likely as not {guess}, "
-    )
+    belief, chance = 100 / (1 + math.exp(-proven.epsilon)), proven.chance_of_more
+    start = f"Epsilon {format_epsilon(proven.epsilon)}, for {whose}: "
+    observer = f"an observer who knows every other record, and holds it as likely as not {guess}, "
     if belief > 99.9:
-        return f"{start}may become all but certain of it: this promises little."
+        return f"{start}{observer}may become all but certain of it: this promises little."
+    if chance > _LIKELY:
+        return f"{start}how sure an observer may become of the truth has no useful bound here."
     return (
-        f"{start}is at most {belief:.1f}% sure of the truth afterwards, except with a chance of at "
-        f"most {proven.chance_of_more:.2g}."
+        f"{start}{observer}is at most {float(rounded_up(belief, 3)):g}% sure of the truth afterwards, "
+        f"except with a chance of at most {float(rounded_up(chance, 2)):.2g} (which is not delta: that "
+        "is what these chances exceed the promise by)."
     )
 
 
@@ -125,13 +130,13 @@ def rates(proven: Guarantee) -> str:
     )
     if proven.adjacency == "replace_one":
         test = (
-            "A test of which record it is that is wrong about 1% of the one kind is right about at "
-            "most {} of the other"
+            f"A test of which of two {who} it is that mistakes the first for the second in 1% of "
+            "cases recognizes the second in at most {}"
         )
     return (
-        f"{test.format(_percent(proven.tpr(0.01)))} (0.1%: {_percent(proven.tpr(0.001))}); whatever "
-        "the test, the two rates differ by at most "
-        f"{float(rounded_up(100 * proven.advantage, 3)):g} percentage points."
+        f"{test.format(_percent(proven.tpr(0.01)))}, where blind guesses reach 1% (at 0.1%: "
+        f"{_percent(proven.tpr(0.001))}); whatever the test, the second rate exceeds the first by at "
+        f"most {float(rounded_up(100 * proven.advantage, 3)):g} percentage points."
     )
 
 
@@ -144,26 +149,28 @@ def comparison(runs: Sequence[Run], claimed: Guarantee, proven: Guarantee) -> st
     """Explains why the two epsilons differ, or returns None if they are equal or proven is infinite."""
     if claimed.epsilon == proven.epsilon or math.isinf(proven.epsilon):
         return None
+    rely = "Rely on the proven figure."
     if claimed.adjacency != proven.adjacency and proven.adjacency == "replace_one":
         return (
             "Claimed and proven are about different neighbours here: the paper's formula is for one "
-            "record added or removed, and replacing a record costs about twice as much."
+            f"record added or removed. Replacing a record costs about twice as much by itself. {rely}"
         )
     if len(runs) > 1:
-        return "Claimed and proven add up trainings in different ways. Rely on the proven figure."
+        return f"Claimed and proven may differ for each training, and in how they add up. {rely}"
     if claimed.epsilon > proven.epsilon and not all(run.sampling.coin_flips for run in runs):
         return (
             "Claimed is larger than proven here, but only by chance: the paper's formula is for "
-            "Poisson lots. Rely on the proven figure."
+            f"Poisson lots. {rely}"
         )
     if claimed.epsilon > proven.epsilon:
         return (
-            "Claimed is larger than proven here: the paper's formula is older and looser. The proven "
-            "figure is a tighter theorem about the same noise."
+            "Claimed is larger than proven here: the paper's formula is looser than the theorem about "
+            f"what was done, or is none. {rely}"
         )
     return (
-        "Claimed is smaller than proven here: the paper's formula leaves out something that was "
-        "really done. Rely on the proven figure."
+        "Claimed is smaller than proven here: the paper's formula is not for what was done (how lots "
+        "were drawn, users, microbatches, groups of weights, or which sums came without fresh noise). "
+        f"{rely}"
     )
 
 
@@ -178,7 +185,7 @@ def warnings_of(runs: Sequence[Run], proven: Guarantee) -> tuple[str, ...]:
     elif proven.epsilon > _LITTLE_ABOVE:
         sentences.append(
             f"An epsilon above {_LITTLE_ABOVE:g} promises little: an observer may become all but "
-            "certain of a record."
+            f"certain of {'a user' if proven.max_examples_per_user > 1 else 'a record'}."
         )
     too_large = delta_warning(
         proven.delta, max((run.sampling.num_examples for run in runs), default=1)

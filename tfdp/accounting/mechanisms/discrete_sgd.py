@@ -40,7 +40,7 @@ import numpy as np
 from tfdp._validate import instance
 from tfdp.accounting import claims, gaussian_steps, noise_tables
 from tfdp.accounting.analysis import Analysis
-from tfdp.accounting.assumptions import SECRET_SAMPLE
+from tfdp.accounting.assumptions import SECRET_SAMPLE, Declared
 from tfdp.accounting.encoding import Encoding, normal_quantiles
 from tfdp.accounting.mechanisms.base import NoisyMechanism
 from tfdp.accounting.mechanisms.dpsgd import DPSGD
@@ -139,7 +139,9 @@ class DiscreteSGD(NoisyMechanism):
             found = self._by_theorem_c(run)
         alone = run.contribution.microbatch_size == 1
         return found.also(
-            f"The codebook does not depend on the private data: {self.encoding.describe()}.",
+            Declared(
+                f"The codebook does not depend on the private data: {self.encoding.describe()}."
+            ),
             f"Every {'example' if alone else 'microbatch'} was encoded by itself, and denoising saw "
             "nothing but the noisy sum.",
         )
