@@ -116,8 +116,7 @@ def belief(proven: Guarantee) -> str:
         return f"{start}how sure an observer may become of the truth has no useful bound here."
     return (
         f"{start}{observer}is at most {float(rounded_up(belief, 3)):g}% sure of the truth afterwards, "
-        f"except with a chance of at most {float(rounded_up(chance, 2)):.2g} (which is not delta: that "
-        "is what these chances exceed the promise by)."
+        f"except with a chance of at most {float(rounded_up(chance, 2)):.2g} (which is not delta)."
     )
 
 
