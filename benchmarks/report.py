@@ -62,7 +62,7 @@ def _over_plain(found: list[Row]) -> list[str]:
         "tfdp and no privacy",
         "Medians over rounds, and the range of the rounds. *Over*: relative to the same framework "
         "without privacy, in the same round. *Goal*: what we want the step to cost at most; for first "
-        "steps it is 3, for memory 1.5. *First step*: tracing and compilation included.",
+        "steps it is 2, for memory 1.5. *First step*: tracing and compilation included.",
         "| model | lot | step, ms | over | goal | first step, s | over | memory, over |",
         "| --- | ---: | ---: | --- | ---: | ---: | --- | ---: |",
         lines,
