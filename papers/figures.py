@@ -27,7 +27,7 @@ _LEAST_BOUND = 0.02
 
 
 class Line(NamedTuple):
-    """A line of a panel: that of a row, or of a cell, with standard errors, or the paper's.
+    """A line of a panel, for a row, for a cell, or for what the paper printed; with standard errors.
 
     The label tells it from others of its row; it is empty for a row with one line.
     """

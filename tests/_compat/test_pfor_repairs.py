@@ -1,5 +1,7 @@
 """Corrections of TensorFlow's vectorizer where its rules are wrong: they equal a loop over the rows."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -127,3 +129,23 @@ def test_the_rules_and_functions_of_others_are_untouched_outside():
         assert registry["MatMul"] is not before["MatMul"] and addition.numpy.add is not add
         raise ZeroDivisionError
     assert registry == before and addition.numpy.add is add
+
+
+def test_known_shapes_are_not_computed():
+    """A convolution whose shapes are known needs no operation that asks for them."""
+    images, kernel = drawn(3, 1, 5, 5, 2), drawn(2, 2, 2, 4)
+
+    def one(image):
+        return tf.nn.conv2d(image, kernel, 1, "SAME")
+
+    def asked(context):
+        @tf.function(autograph=False)
+        def traced(images):
+            with context():
+                return tf.vectorized_map(one, images, fallback_to_while_loop=False)
+
+        graph = traced.get_concrete_function(tf.TensorSpec([None, 1, 5, 5, 2])).graph
+        return sum(operation.type == "Shape" for operation in graph.get_operations())
+
+    assert asked(pfor_conversion.known_shapes) < asked(contextlib.nullcontext)
+    equals_a_loop(one, images)

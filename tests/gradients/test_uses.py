@@ -116,19 +116,25 @@ def parts_of_weights():
     ]
 
 
-def test_weights_side_by_side_stay_factors():
-    layer = Own(lambda x, q, k: ops.matmul(x, ops.concatenate([q, k], axis=1)), (4, 2), (4, 3))
-    forward, _, x, y, weight = lot_for(keras.Sequential([keras.Input((5, 4)), layer]))
+def forms(model, **options) -> dict:
+    """The classes of the gradients of the weights, by the names of the weights."""
+    forward, _, x, y, weight = lot_for(model, **options)
+    found = {}
 
     @tf.function(autograph=False)
-    def kinds():
+    def traced():
         gradients, *_ = ghost.per_example_gradients(forward, x, y, weight, tf.constant(0))
-        found.extend(map(type, gradients))
+        found.update(zip([v.path for v in forward.variables], map(type, gradients), strict=True))
         return 0
 
-    found = []
-    kinds()
-    assert found == [OuterProducts, OuterProducts]
+    traced()
+    return found
+
+
+def test_weights_side_by_side_stay_factors():
+    layer = Own(lambda x, q, k: ops.matmul(x, ops.concatenate([q, k], axis=1)), (4, 2), (4, 3))
+    found = forms(keras.Sequential([keras.Input((5, 4)), layer]))
+    assert [*found.values()] == [OuterProducts, OuterProducts]
 
 
 def test_parts_of_weights():
@@ -153,18 +159,8 @@ def adapted():
 
 
 def test_no_gradient_of_an_adapter_is_written_out():
-    forward, _, x, y, weight = lot_for(adapted(), integers=9)
-
-    @tf.function(autograph=False)
-    def kinds():
-        gradients, *_ = ghost.per_example_gradients(forward, x, y, weight, tf.constant(0))
-        names = [v.name for v in forward.variables]
-        found.update({type(g) for n, g in zip(names, gradients, strict=True) if "lora" in n})
-        return 0
-
-    found = set()
-    kinds()
-    assert found == {Lookups, OuterProducts}
+    found = forms(adapted(), integers=9)
+    assert {form for path, form in found.items() if "lora" in path} == {Lookups, OuterProducts}
 
 
 def test_a_convolution_of_ones_own():

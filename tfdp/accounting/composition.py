@@ -154,8 +154,8 @@ def claimed_composition(
     if guessed:
         words = " or ".join(f"{number}" for number in sorted(guessed))
         number = (
-            "The number of examples in batches of your own is not known: the formula got that of the "
-            f"rows that were planned for one epoch or one call, {words}."
+            "The number of examples in batches of your own is not known: the formula used the "
+            f"number of rows that were planned for one epoch or one call, {words}."
         )
         assumptions = (*assumptions, number)
     facts = _facts(runs)

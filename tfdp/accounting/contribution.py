@@ -22,7 +22,7 @@ class Contribution:
       microbatch_size: Number of examples whose mean gradient is clipped together.
       clip_groups: Number of groups of weights whose gradients are clipped separately, each at C.
       adaptive_clipping: Whether the clip norm followed a noisy count of unclipped gradients. Then the
-        noise multiplier is that of sum and count together, and `l2_norm_clip` that of the first step.
+        noise multiplier is for sum and count together, and `l2_norm_clip` is the one of the first step.
       batch_statistics: Whether normalization statistics were taken over the private lot.
       public_examples: Number of public examples that took part in normalization.
       max_examples_per_user: Largest number of examples of one user; a guarantee is for all of them.

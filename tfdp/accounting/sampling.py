@@ -326,7 +326,7 @@ class Unknown(Sampling):
     """Batches drawn in an unknown way: each example may be once in every lot.
 
     Nobody knows how many examples there are. `num_examples` is the number of rows for which an epoch
-    was planned, or that of one batch, and matters for the claim only.
+    was planned, or the number in one batch. It matters for the claim only.
     """
 
     name: ClassVar[str] = "unknown"

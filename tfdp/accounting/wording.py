@@ -48,7 +48,7 @@ _LIKELY = 0.2
 _LITTLE_ABOVE = 10.0
 _GUESS = {
     "zero_out": "that {a} took part or counted as nothing",
-    "replace_one": "that {a} is one of two that are known",
+    "replace_one": "that {a} is the first or the second of two candidates",
     "add_or_remove_one": "that {a} is in the data or is not",
 }
 
@@ -168,7 +168,7 @@ def comparison(runs: Sequence[Run], claimed: Guarantee, proven: Guarantee) -> st
         )
     return (
         "Claimed is smaller than proven here: the paper's formula is not for what was done (how lots "
-        "were drawn, users, microbatches, groups of weights, or which sums came without fresh noise). "
+        "were drawn, users, microbatches, groups of weights, or means that stay without noise). "
         f"{rely}"
     )
 

@@ -89,9 +89,9 @@ def matched_filter(canaries: np.ndarray, blanks: np.ndarray) -> np.ndarray:
 
     Released values, [releases, canaries] and [releases, blanks], are averaged over stretches of the
     training, and weighed by S^-1 d: S is the covariance of the blank weights, which only noise moves,
-    and d the mean of *all* canaries, included or not, less that of the blanks. So the weights depend on
-    the release alone, not on the coins. The unit is the standard deviation of the blanks. With too few
-    canaries or blanks to weigh releases, the last release is the score.
+    and d the mean of *all* canaries, included or not, minus the mean of the blanks. So the weights
+    depend on the release alone, not on the coins. The unit is the standard deviation of the blanks.
+    With too few canaries or blanks to weigh releases, the last release is the score.
     """
     stretches = min(_MOST_STRETCHES, canaries.shape[1] // _CANARIES_EACH, len(canaries))
     if stretches < 2 or blanks.shape[1] < 4 * stretches:

@@ -204,7 +204,7 @@ class _Taken:
     """The weight became a part of a larger tensor, along one axis: the others get none of its gradient.
 
     Attributes:
-        shape: that of the larger tensor.
+        shape: the shape of the larger tensor.
         axis, begin, end: where the weight is in it.
     """
 

@@ -153,7 +153,7 @@ class NoiseSource:
         """Makes `count` numbers as `_normal` does.
 
         Whole pieces are made in a loop, so that the graph has one, however many there are: noise for
-        40 million weights had 153 of them, which took 28 s to trace and to optimize, and now 2.5.
+        40 million weights had 153 of them, which took 16 to 24 s to trace and to optimize.
         """
         whole, rest = divmod(count, _PIECE)
         blocks = _PIECE // _NUMBERS_PER_BLOCK

@@ -122,9 +122,9 @@ def _warn_of_large(forward, reasons):
     for variable, why in large:
         layer = layer_of_operation(forward.model, why.name)
         logging.warning(
-            "The gradient of '%s' is written out for every example, %.3g MB each, because %s makes "
-            "something of it, or uses it, in a way for which tfdp knows no shorter form (from the "
-            "TensorFlow operation %s on; a weight that is divided by its own norm is an example). A "
+            "The gradient of '%s' is written out for every example, %.3g MB each, because %s "
+            "computes something from it, or uses it, in a way for which tfdp knows no shorter form "
+            "(TensorFlow operation %s). A weight that is divided by its own norm is an example. A "
             "smaller physical_batch_size bounds the memory.",
             variable.path,
             4e-6 * math.prod(variable.shape),
