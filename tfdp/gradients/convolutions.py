@@ -4,7 +4,12 @@ import math
 
 import tensorflow as tf
 
-from tfdp._compat.kernel_gradients import flat, is_one_plane, kernel_gradients, products_by_rows
+from tfdp._compat.kernel_gradients import (
+    flat,
+    kernel_gradients,
+    products_by_rows,
+    products_of_columns,
+)
 from tfdp._compat.patches import THIN_CHANNELS, patches
 from tfdp.gradients.factors import Arranged, Instantiated, OuterProducts, PerExampleGradient
 from tfdp.gradients.norms import instantiates
@@ -22,17 +27,19 @@ def kernel_gradient(inputs, outputs, window, groups, filters) -> PerExampleGradi
     channels = inputs.shape[-1]
     shape = (*window.size, channels // groups, filters)
     offsets = math.prod(window.size)
-    if groups > 1 or is_one_plane(inputs, outputs, window):
+    if groups > 1:
         return Instantiated(kernel_gradients(inputs, outputs, window, shape))
-    if (
-        channels > THIN_CHANNELS
-        and inputs.shape[1:-1].is_fully_defined()
-        and instantiates(inputs.shape[0], outputs.shape[1], offsets * channels, filters)
+    if inputs.shape[1:-1].is_fully_defined() and instantiates(
+        inputs.shape[0], outputs.shape[1], offsets * channels, filters
     ):
-        first, last = window.size[:-1], len(window.size) - 1
-        order = (*range(last), last + 1, last + 2, last)
-        arranged = Arranged((*first, filters, window.size[-1], channels), order)
-        return Instantiated(products_by_rows(inputs, outputs, window), arranged)
+        if channels <= THIN_CHANNELS:
+            return Instantiated(products_of_columns(inputs, outputs, window), Arranged(shape))
+        # With fewer positions than filters, patches take less copying than products of rows.
+        if outputs.shape[1] is None or outputs.shape[1] > filters:
+            first, last = window.size[:-1], len(window.size) - 1
+            order = (*range(last), last + 1, last + 2, last)
+            arranged = Arranged((*first, filters, window.size[-1], channels), order)
+            return Instantiated(products_by_rows(inputs, outputs, window), arranged)
     return OuterProducts(patches(inputs, window), outputs, Arranged(shape))
 
 

@@ -1,0 +1,31 @@
+"""Tests of patches: both layouts have what a convolution with an identity kernel sees."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdp._compat.patches import Window, patches
+
+
+@pytest.mark.parametrize(
+    ("window", "shape"),
+    [
+        (Window((8, 8), (2, 2), (1, 1), "same"), (28, 28, 1)),
+        (Window((3, 5), (1, 3), (1, 1), "valid"), (9, 14, 2)),
+        (Window((3,), (1,), (2,), "same"), (11, 3)),
+        (Window((2, 3, 2), (1, 2, 3), (1, 1, 1), "same"), (5, 6, 7, 2)),
+    ],
+)
+def test_both_layouts_are_what_a_convolution_sees(window, shape):
+    images = tf.constant(np.random.default_rng(1).normal(size=(3, *shape)), tf.float32)
+    width = math.prod(window.size) * shape[-1]
+    kernel = np.eye(width, dtype=np.float32).reshape(*window.size, shape[-1], width)
+    seen = tf.nn.convolution(
+        images, kernel, window.strides, window.padding.upper(), dilations=window.dilation
+    )
+    seen = tf.reshape(seen, [3, -1, width])
+    np.testing.assert_allclose(patches(images, window), seen, rtol=1e-6)
+    columns = window.columns(window.pad(images))
+    np.testing.assert_allclose(tf.linalg.matrix_transpose(columns), seen, rtol=1e-6)
