@@ -152,8 +152,9 @@ def equal(ours, theirs):
 WAYS = [
     *((name, "eager") for name in MODELS),
     *((name, "graph") for name in ("own tracker", "in a layer")),
-    ("in compute_loss", "chunks"),
+    *((name, "chunks") for name in ("both", "own logs", "in compute_loss")),
     pytest.param("in compute_loss", "xla", marks=pytest.mark.slow),
+    pytest.param("both", "xla in chunks", marks=pytest.mark.slow),
 ]
 
 
@@ -161,13 +162,13 @@ WAYS = [
 def test_a_padded_lot(name, mode):
     x, y = numbers()
     options = {"row_multiple": 16, "seed": 3, "lot_size": 12}
-    if mode == "chunks":
+    if "chunks" in mode:
         options["physical_batch_size"] = 4
     drawn = make_lots("poisson", x, y, **options).as_dataset().as_numpy_iterator()
     bx, by, weight = next(drawn)
     kept = weight != 0
     assert 0 < kept.sum() < len(kept)
-    compiled = {"run_eagerly": mode in ("eager", "chunks"), "jit_compile": mode == "xla"}
+    compiled = {"run_eagerly": mode in ("eager", "chunks"), "jit_compile": "xla" in mode}
     compiled["engine"] = "loop" if mode == "eager" else "auto"
     ours = trained(*MODELS[name], make_lots("poisson", x, y, **options), **compiled)
     equal(ours, expected(*MODELS[name], bx[kept], by[kept], batch_size=len(bx)))

@@ -33,7 +33,7 @@ class BoundedSum:
         losses: float32 [rows]: per-example losses, not weighted.
         output_losses: float32 [rows, outputs]: the parts of `losses` that belong to single outputs,
             without loss weights; [rows, 0] for a model with one loss.
-        outputs: the model's outputs for the rows.
+        outputs: the model's outputs for the rows; an empty tuple if they were observed by chunks.
         state: new values of the random state, as `Forward.advance` takes them.
         sensitivity: see the module; a Python float, or a scalar tensor if the clip norm is a tensor.
         l2_norm_clip: the clip norm that was enforced; the noise is a multiple of it.

@@ -1,6 +1,7 @@
 """Computes one bounded sum of gradients for a lot: chooses the engine and loops over chunks."""
 
 import dataclasses
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
@@ -64,6 +65,7 @@ def bounded_sum(
     physical_batch_size: int | None = None,
     microbatch_size: int = 1,
     expected_rows: int | None = None,
+    observe: Callable | None = None,
 ) -> BoundedSum:
     """Sums bounded gradients over a whole lot, `physical_batch_size` rows at a time.
 
@@ -82,10 +84,20 @@ def bounded_sum(
         microbatch_size: number of examples whose mean gradient is bounded together.
         expected_rows: about how many rows there will be, where the tensors' static shapes do not say
             so; it only decides between equivalent ways of computing.
+        observe: called with x, y, sample_weight and the model's outputs for each chunk, some of whose
+            rows may be absent. The result has no outputs then, which would take the memory of a lot.
 
     Raises:
         NotImplementedError: the engine needs whole lots, and a lot may exceed `physical_batch_size`.
     """
+
+    def of_chunk(x, y, sample_weight, chunk):
+        part = engine(forward, bound, x, y, sample_weight, chunk, microbatch_size)
+        if observe is None:
+            return part
+        observe(x, y, sample_weight, part.outputs)
+        return dataclasses.replace(part, outputs=())
+
     static_rows = sample_weight.shape[0]
     if physical_batch_size is None and not needs_whole_lots(engine):
         physical_batch_size = suitable_rows(forward, static_rows, expected_rows, microbatch_size)
@@ -97,7 +109,7 @@ def bounded_sum(
             rows = -(-total // microbatch_size) * microbatch_size
             x, y, sample_weight = pad_rows((x, y, sample_weight), rows)
         with expecting_rows(expected_rows):
-            whole = engine(forward, bound, x, y, sample_weight, tf.constant(0), microbatch_size)
+            whole = of_chunk(x, y, sample_weight, tf.constant(0))
         whole = _with_room_for_rounding(whole, static_rows, expected_rows)
         return whole if microbatch_size == 1 else _without_padding(whole, total)
 
@@ -115,7 +127,7 @@ def bounded_sum(
     def run(chunk):
         part = tf.nest.map_structure(lambda leaf: leaf[chunk], split)
         with expecting_rows(physical_batch_size):
-            return engine(forward, bound, *part, chunk, microbatch_size)
+            return of_chunk(*part, chunk)
 
     # An empty lot is one chunk of padding.
     merged = sum_of_chunks(run, chunks, works_in_sequence(forward, physical_batch_size))

@@ -1,8 +1,10 @@
-"""Updates a model's metrics with one lot, as Keras' own training step does, and returns the logs.
+"""Updates a model's metrics with the chunks of a lot, as Keras' own training step does with batches.
 
 Metrics see private data without noise, so they are for the person who trains, and no release has them.
 They get the examples of a lot only: neither the rows that pad it nor rows of weight zero.
 """
+
+import contextlib
 
 import keras
 import tensorflow as tf
@@ -19,40 +21,74 @@ from tfdp.gradients.forward import own_metrics
 from tfdp.gradients.targets import apart, with_none
 
 
-def update_metrics(forward, traced, seen, x, y, sample_weight, lot, penalty) -> dict:
-    """Updates the metrics with one lot and returns the logs of Keras' `train_step`.
+def sees_chunks(model) -> bool:
+    """Whether the metrics of a model may be updated chunk by chunk.
+
+    A `compute_metrics` of one's own may return logs that are about its rows, which have to be the lot.
+    """
+    return type(model).compute_metrics is keras.Model.compute_metrics
+
+
+def update_metrics(forward, traced, seen, x, y, sample_weight, outputs) -> None:
+    """Updates the metrics with a chunk of a lot.
 
     Args:
         forward: the `Forward` of the step.
         traced: what `first_pass.examine` returned.
-        seen: pairs (variable, value): weights and state that the lot was computed with.
+        seen: pairs (variable, value): weights and state that the chunk was computed with.
         x, y: structures of tensors [rows, ...]; y may be `WeightedTargets`.
         sample_weight: float32 [rows]; rows of weight zero are absent.
-        lot: the `BoundedSum`, with losses and outputs.
-        penalty: scalar; the penalties of the weight regularizers, which belong to the loss.
+        outputs: the model's outputs for the rows.
     """
+    compiled = compile_metrics(forward.model)
+    if compiled is None and not (traced.updates_metrics or traced.loss_updates_metrics):
+        return
+    if tf.executing_eagerly() and not tf.reduce_any(tf.not_equal(sample_weight, 0.0)):
+        return  # Keras' losses fail without rows; in a graph, `_examples` takes care of that
+    with _examples(forward, traced, seen, x, y, sample_weight, outputs) as (_, y, y_pred, weight):
+        if compiled is not None:
+            compiled.update_state(y, y_pred, weight)
+
+
+def own_logs(forward, traced, seen, x, y, sample_weight, outputs) -> dict:
+    """Updates the metrics with a whole lot by the model's own `compute_metrics`; returns its logs.
+
+    Args:
+        forward, traced, seen, x, y, sample_weight, outputs: as in `update_metrics`.
+    """
+    with _examples(forward, traced, seen, x, y, sample_weight, outputs) as (x, y, y_pred, weight):
+        return forward.model.compute_metrics(x, y, y_pred, sample_weight=weight)
+
+
+@contextlib.contextmanager
+def _examples(forward, traced, seen, x, y, sample_weight, outputs):
+    """Gives x, y, outputs and weights without absent rows; metrics stay as they are if none is left."""
     model, present = forward.model, tf.not_equal(sample_weight, 0.0)
-    _update_losses(model, lot, sample_weight, tf.cast(present, tf.float32), penalty)
-    build_metrics(model, y, lot.outputs)
     y, finer = apart(y)
-    # The metrics get the examples of the lot, without its other rows.
-    given = with_none(x), with_none(y), lot.outputs, sample_weight if finer is None else finer
+    given = with_none(x), with_none(y), outputs, sample_weight if finer is None else finer
     places = tf.squeeze(tf.where(present), axis=1)
     x, y, y_pred, weight = (_rows(places, tree) for tree in given)
     known = own_metrics(model)
     before = [tf.convert_to_tensor(v) for v in known]
     if traced.updates_metrics or traced.loss_updates_metrics:
         _update_inside(model, traced, seen, x, y, y_pred, weight)
-    logs = model.compute_metrics(x, y, y_pred, sample_weight=weight)
+    yield x, y, y_pred, weight
     # The mean over no examples is no number, and would stay in a metric for the whole epoch.
     some = tf.reduce_any(present)
     for variable, value in zip(known, before, strict=True):
         variable.assign(tf.where(some, tf.convert_to_tensor(variable), value))
-    return logs
 
 
-def _update_losses(model, lot, sample_weight, weights, penalty):
-    """Updates the loss, and the losses of single outputs, which Keras logs for models with several."""
+def update_losses(model, lot, sample_weight, penalty) -> None:
+    """Updates the loss, and the losses of single outputs, which Keras logs for models with several.
+
+    Args:
+        model: a compiled Keras model.
+        lot: the `BoundedSum` of a lot.
+        sample_weight: float32 [rows]; rows of weight zero are absent.
+        penalty: scalar; the penalties of the weight regularizers, which belong to the loss.
+    """
+    weights = tf.cast(tf.not_equal(sample_weight, 0.0), tf.float32)
     # The loss of a padding row may be NaN, and NaN times zero is NaN.
     losses = tf.math.multiply_no_nan(lot.losses, sample_weight)
     loss_tracker(model).update_state(losses + penalty, sample_weight=weights)

@@ -6,6 +6,7 @@ replicas, the sums of their shards are added before any noise, and every replica
 """
 
 import dataclasses
+import functools
 
 import keras
 import tensorflow as tf
@@ -16,7 +17,13 @@ from tfdp.gradients.forward import Forward
 from tfdp.gradients.lot import bounded_sum, choose_engine
 from tfdp.gradients.targets import weighted, without_none
 from tfdp.session import Session
-from tfdp.training.lot_metrics import build_metrics, update_metrics
+from tfdp.training.lot_metrics import (
+    build_metrics,
+    own_logs,
+    sees_chunks,
+    update_losses,
+    update_metrics,
+)
 
 
 def private_step(model, session: Session, data, engine: str, diagnostics) -> dict:
@@ -47,6 +54,8 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
     before = forward.state()
     seen = [(v, tf.convert_to_tensor(v)) for v in forward.variables]
     seen += zip(forward.state_variables, before, strict=True)
+    build_metrics(model, y, traced.outputs)
+    watched, in_chunks = (forward, traced, seen), sees_chunks(model)
     lot = bounded_sum(
         choose_engine(engine, model),
         forward,
@@ -57,6 +66,7 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
         physical_batch_size=session.plan.physical_batch_size,
         microbatch_size=run.contribution.microbatch_size,
         expected_rows=run.sampling.lot_size,
+        observe=functools.partial(update_metrics, *watched) if in_chunks else None,
     )
     session.check_sensitivity(lot.relative_sensitivity)
     if replicas > 1:
@@ -70,7 +80,10 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
         penalties = forward.regularization()
         noise_scale = optimizer.update(lot, session, forward.variables, penalties)
     diagnostics.update(lot, tf.cast(noise_scale, tf.float32))
-    return update_metrics(forward, traced, seen, x, y, sample_weight, lot, penalty)
+    update_losses(model, lot, sample_weight, penalty)
+    if in_chunks:
+        return model.get_metrics_result()
+    return own_logs(*watched, x, y, sample_weight, lot.outputs)
 
 
 def prepare_step(model, data) -> None:
