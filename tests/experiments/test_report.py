@@ -33,7 +33,7 @@ def trained(run, advice=None, delta=1e-5, **settings):
         model=mock.MagicMock(),
         run=run,
         test_accuracy=0.875,
-        statement=Statement.of(run, delta),
+        statement=Statement.of(run, delta, planned=False),
         seconds_per_step=0.004,
         seconds=1.5,
         advice=advice,

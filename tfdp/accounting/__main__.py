@@ -30,7 +30,7 @@ def _statement(flags: Flags) -> str:
     found = plan.plan(flags).with_noise()
     from tfdp.accounting.statements import Statement
 
-    statement = Statement.from_guarantees([found.run], found.claimed, found.proven, planned=True)
+    statement = Statement.from_guarantees([found.run], found.claimed, found.proven)
     if flags.json:
         return json.dumps(
             {

@@ -26,9 +26,10 @@ EVERY_RUN = (
         "less (max_examples_per_user)."
     ),
     Declared(
-        "No more steps were taken than are counted, and their number was fixed beforehand. Stopping "
-        "earlier, or choosing among the weights, by what was released or by held-out data is covered."
+        "The number of steps was fixed beforehand. Stopping earlier, or choosing among the weights, by "
+        "what was released or by held-out data is covered."
     ),
+    "No more steps were taken than are counted.",
 )
 SECRET_SAMPLE = Declared("Which examples were in a lot stays secret.")
 INSECURE_SEED = (

@@ -142,8 +142,9 @@ class Sampling:
         return (
             Declared(
                 f"The number of examples ({self.num_examples}) and the lot size ({self.lot_size}) "
-                "are public, and every sum is divided by the constant lot size."
+                "are public."
             ),
+            "Every sum was divided by the lot size, a constant.",
             *(sentence.format(self=self) for sentence in self.drawn),
         )
 
@@ -201,7 +202,7 @@ class Poisson(_CoinFlips):
             public = Declared(
                 f"The nominal number of examples ({self.num_examples}), the lot size "
                 f"({self.lot_size}), the number of steps and every schedule were fixed without "
-                "looking at the data, and every sum is divided by the constant lot size."
+                "looking at the data."
             )
         return public, *drawn
 
@@ -338,8 +339,9 @@ class Unknown(Sampling):
     )
 
     def assumptions(self) -> tuple[str, ...]:
-        public = f"The lot size ({self.lot_size}) is public, and every sum is divided by it."
-        return tuple(map(Declared, (public, *super().assumptions()[1:])))
+        _, divided, *drawn = super().assumptions()
+        public = f"The lot size ({self.lot_size}) is public."
+        return Declared(public), divided, *map(Declared, drawn)
 
     @property
     def sizes(self) -> str:

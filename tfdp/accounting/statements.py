@@ -22,7 +22,7 @@ _FIXED_SEARCH = Declared(
     "that use no private results."
 )
 # Attributes that `Statement.meaning` consists of.
-_MEANING = {"belief", "pair", "comparison", "search"}
+_MEANING = {"belief", "definition", "pair", "comparison", "search"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,12 +35,13 @@ class Statement:
       neighbours: The neighbouring relation of the proven guarantee, in words.
       claimed, proven: The two guarantees.
       belief: What the proven guarantee leaves to an observer.
+      definition: What epsilon and delta bound, or nothing where they bound little.
       pair: What neighbours are.
       comparison: Why the two epsilons differ, or None.
       assumptions: Sentences that have to be true for the proven guarantee to hold.
       not_covered: What the guarantees do not cover.
       warnings: Problems of this training or of the chosen delta.
-      planned: Whether nothing was executed yet.
+      planned: Whether the runs were described, and not counted by a ledger while they were executed.
       search: What a search of several trials releases, or None.
 
     Example:
@@ -57,19 +58,20 @@ class Statement:
     claimed: Guarantee
     proven: Guarantee
     belief: str
+    definition: str
     pair: str
     comparison: str | None
     assumptions: tuple[str, ...]
     not_covered: tuple[str, ...]
     warnings: tuple[str, ...]
-    planned: bool = False
+    planned: bool = True
     search: str | None = None
 
     @property
     def meaning(self) -> tuple[str, ...]:
         """Sentences that explain the numbers."""
         nominal = wording.NOMINAL_LOT if "nominal" in " ".join(self.executed) else None
-        sentences = (self.belief, self.pair, nominal, self.comparison, self.search)
+        sentences = (self.belief, self.definition, self.pair, nominal, self.comparison, self.search)
         return tuple(each for each in sentences if each)
 
     @classmethod
@@ -79,9 +81,16 @@ class Statement:
         delta: float,
         adjacency: str = "zero_out",
         *,
-        planned: bool = False,
+        planned: bool = True,
     ) -> "Statement":
-        """Makes the statement of one run, or of several on the same data."""
+        """Makes the statement of one run, or of several on the same data.
+
+        Args:
+          runs_or_run: What is `planned`, such as the result of `describe`, or what a ledger counted.
+          delta: Probability in (0, 1).
+          adjacency: Neighbouring relation of the proven guarantee.
+          planned: Whether it says that these are plans, and no run that tfdp has seen.
+        """
         runs = [runs_or_run] if isinstance(runs_or_run, Run) else check_runs(runs_or_run)
         proven = proven_composition(runs, delta, adjacency)
         claimed = claimed_composition(runs, delta, adjacency)
@@ -124,7 +133,7 @@ class Statement:
         together = Ledger()
         for ledger in trials:
             together.merge(ledger)
-        said = cls.of(together.runs, delta, adjacency)
+        said = cls.of(together.runs, delta, adjacency, planned=False)
         words = (
             f"This is about a search of {len(trials)} trainings, all of which may be released: their "
             "costs add up."
@@ -134,7 +143,7 @@ class Statement:
 
     @classmethod
     def from_guarantees(
-        cls, runs: Sequence[Run], claimed: Guarantee, proven: Guarantee, *, planned: bool = False
+        cls, runs: Sequence[Run], claimed: Guarantee, proven: Guarantee, *, planned: bool = True
     ) -> "Statement":
         """Makes the statement of runs whose guarantees the caller has computed already."""
         users = proven.max_examples_per_user > 1
@@ -148,6 +157,7 @@ class Statement:
             claimed=claimed,
             proven=proven,
             belief=wording.belief(proven) + ("" if proven.vacuous else f" {wording.rates(proven)}"),
+            definition=wording.definition(proven),
             pair=wording.PAIRS[proven.adjacency].format(one=whose),
             comparison=wording.comparison(runs, claimed, proven),
             assumptions=proven.assumptions,
@@ -169,7 +179,7 @@ class Statement:
     def text(self) -> str:
         """Returns the statement as several lines of text for a terminal."""
         lines = [
-            f"Privacy statement{' about a plan: nothing was trained' if self.planned else ''}",
+            f"Privacy statement{' about a plan: tfdp has trained nothing' if self.planned else ''}",
             *(f"Warning: {sentence}" for sentence in self.warnings),
             *(f"{'Planned' if self.planned else 'Executed'}: {each}" for each in self.executed),
             f"Released: {self.released}",
@@ -232,7 +242,8 @@ def _of_the_best(trials, delta, adjacency, mean):
     claimed = max(
         (claimed_composition(each, delta, adjacency) for each in runs), key=lambda g: g.epsilon
     )
-    said = Statement.from_guarantees([run for each in runs for run in each], claimed, proven)
+    together = [run for each in runs for run in each]
+    said = Statement.from_guarantees(together, claimed, proven, planned=False)
     return dataclasses.replace(
         said,
         executed=(f"A random number of trainings, {mean:g} on average.",),
@@ -247,7 +258,7 @@ def statement(
     delta: float,
     adjacency: str = "zero_out",
     *,
-    planned: bool = False,
+    planned: bool = True,
 ) -> str:
     """The text of `Statement.of` with the same arguments.
 
@@ -256,10 +267,9 @@ def statement(
       >>> run = describe("dpsgd", "cyclic", num_examples=1000, lot_size=100, steps=20,
       ...                noise_multiplier=4.0)
       >>> print(statement(run, delta=1e-4))
-      Privacy statement
+      Privacy statement about a plan: tfdp has trained nothing
       ...
-      Proven epsilon:  1.145  (delta = 0.0001, zero_out; for what was really sampled, computed and
-      released)
+      Proven epsilon:  1.145  (delta = 0.0001, zero_out; for lots, noise and steps as planned)
       ...
     """
     return Statement.of(runs_or_run, delta, adjacency, planned=planned).text()

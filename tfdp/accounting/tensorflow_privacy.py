@@ -99,7 +99,7 @@ def compute_dp_sgd_privacy_statement(
         lines += _table(_CONDITIONS, _proven(of_users, delta))
     for paragraph in (_ADVICE, *([_MICROBATCHES] if several else [])):
         lines += ["", *textwrap.wrap(paragraph, 96)]
-    statement = Statement.from_guarantees([runs["poisson"]], claim, found["poisson"], planned=True)
+    statement = Statement.from_guarantees([runs["poisson"]], claim, found["poisson"])
     last = "What follows is proven if lots were drawn by Poisson sampling, and not otherwise."
     return "\n".join([*lines, "", last, "", statement.text()]) + "\n"
 

@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 
 from tfdp.accounting.assumptions import INSECURE_SEED
+from tfdp.accounting.contribution import Contribution
 from tfdp.accounting.guarantee import (
     VACUOUS_ABOVE,
     Guarantee,
@@ -15,20 +16,17 @@ from tfdp.accounting.guarantee import (
 from tfdp.accounting.run import Run
 
 NOT_COVERED = (
-    "Training loss, training accuracy and other figures or diagnostics computed on the private data.",
-    "Ends of the training, and choices among its checkpoints, that were decided by training loss or "
-    "accuracy (by public or held-out data they may be).",
-    "Hyperparameters, and the noise or length of later trainings, that were chosen by results on "
-    "private data, unless the trials are counted here.",
+    "Figures computed on private data without noise: training loss and accuracy, other metrics and "
+    "diagnostics, and whatever is computed on validation data, which are not protected at all.",
+    "Choices by such figures: when training ended, which of its checkpoints was kept, hyperparameters, "
+    "the noise or length of later trainings. (Public or held-out data may decide when to end and what "
+    "to keep; trials that are counted here may be compared.)",
     "Other models that were trained on these data and are not counted here, such as folds, trials of a "
-    "tuner and earlier attempts: what they cost adds up (Ledger.merge, Statement.of_search).",
-    "Attacks on the floating-point representation of the noise.",
-    "Copies: a saved file that is trained on in two places knows, in each place, its own training "
-    "only. For both together, merge their ledgers (Ledger.merge) and read the statement of that.",
-    "Validation data: they are not protected at all, and metrics computed on them come without noise.",
+    "tuner, earlier attempts, and a copy of a saved file that is trained on elsewhere: what they cost "
+    "adds up (Ledger.merge, Statement.of_search).",
     "What functions of your own do with private data: callbacks between two steps, regularizers, "
     "constraints, schedules and metrics.",
-    "The ledger itself: it is trusted. Whoever can edit the file can edit what it says was spent.",
+    "Attacks on the floating-point representation of the noise.",
 )
 NOMINAL_LOT = (
     "The nominal lot size is the fixed number that every sum is divided by, however many examples "
@@ -62,7 +60,7 @@ def counted(sentences) -> tuple[str, ...]:
 def executed(run: Run) -> str:
     """What was executed, in a sentence or two."""
     steps = f"{run.steps} step{'s' if run.steps != 1 else ''}"
-    size, counted = run.contribution.microbatch_size, ""
+    counted = ""
     if run.taken is not None:
         steps = f"{run.taken} of {run.steps} planned steps"
         counted = (
@@ -73,21 +71,29 @@ def executed(run: Run) -> str:
     if words is not None:
         return words + counted
     nominal = " (a nominal number)" if run.sampling.nominal else ""
-    clipping = " (adaptive clipping included)" if run.contribution.adaptive_clipping else ""
+    return (
+        f"{run.mechanism.name}, {steps} with {run.sampling.words}, {run.sampling.sizes}{nominal}"
+        f"{run.mechanism.noise_words(run.steps)}{_clipping(run.contribution)}.{counted}"
+    )
+
+
+def _clipping(contribution: Contribution) -> str:
+    """How gradients were clipped, where it is not one by one to one clip norm."""
+    size, groups = contribution.microbatch_size, contribution.clip_groups
+    words = " (adaptive clipping included)" if contribution.adaptive_clipping else ""
+    if groups > 1:
+        words += f", clipping {groups} groups of weights, each to the clip norm"
     if size > 1:
-        clipping += (
+        words += (
             f", clipping the mean gradient of {size} examples at a time, so that one example can "
             "change it by twice the clip norm"
         )
-    if run.contribution.batch_statistics:
-        clipping += (
+    if contribution.batch_statistics:
+        words += (
             ", normalized by statistics of the lot, so that one example changes the gradients of all "
             "others"
         )
-    return (
-        f"{run.mechanism.name}, {steps} with {run.sampling.words}, {run.sampling.sizes}{nominal}"
-        f"{run.mechanism.noise_words(run.steps)}{clipping}.{counted}"
-    )
+    return words
 
 
 def belief(proven: Guarantee) -> str:
@@ -117,6 +123,17 @@ def belief(proven: Guarantee) -> str:
     return (
         f"{start}{observer}is at most {float(rounded_up(belief, 3)):g}% sure of the truth afterwards, "
         f"except with a chance of at most {float(rounded_up(chance, 2)):.2g} (which is not delta)."
+    )
+
+
+def definition(proven: Guarantee) -> str:
+    """What epsilon and delta bound together."""
+    if proven.epsilon > _LITTLE_ABOVE:
+        return ""
+    factor = float(rounded_up(math.exp(proven.epsilon), 3))
+    return (
+        "Epsilon and delta together: whatever is released from one of two neighbours has at most "
+        f"{factor:g} times the chance that it has from the other, plus {proven.delta:g}."
     )
 
 

@@ -278,7 +278,7 @@ def _evaluate(task, planned, fitted) -> Result:
         run=runs[-1],
         runs=runs,
         test_accuracy=accuracy,
-        statement=Statement.of(runs, experiment.delta, experiment.adjacency),
+        statement=Statement.of(runs, experiment.delta, experiment.adjacency, planned=False),
         seconds_per_step=fitted.seconds_per_step,
         seconds=fitted.seconds,
         advice=runs[-1].mechanism.advice,

@@ -94,7 +94,8 @@ class ModelPrivacy:
             ValueError: as in `spent`.
         """
         runs = self._checked_runs(max_examples_per_user)
-        return Statement.of(runs, self.delta_or_that_of_the_budget(delta), adjacency).text()
+        delta = self.delta_or_that_of_the_budget(delta)
+        return Statement.of(runs, delta, adjacency, planned=False).text()
 
     def diagnostics(self, reset: bool = False) -> dict[str, float]:
         """Returns means since the last reset: fraction clipped, median gradient norm, noise to signal.

@@ -179,10 +179,7 @@ class NoisyMechanism(Mechanism):
 
     def noise_sentence(self, steps: int) -> str:
         del steps
-        return (
-            "The noise is Gaussian, independent and secret; attacks on floating-point sampling are "
-            "not covered."
-        )
+        return "The noise is Gaussian, independent and secret."
 
     def noise_words(self, steps: int) -> str:
         return f", noise multiplier {noise_tables.words(self.noise_multiplier, steps)}"

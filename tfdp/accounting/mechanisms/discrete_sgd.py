@@ -165,8 +165,7 @@ class DiscreteSGD(NoisyMechanism):
         nu = self.encoding.degrees_of_freedom
         freedom = "" if nu is None else f" with {nu:g} degrees of freedom"
         return (
-            f"The noise is {self.encoding.noise}{freedom}, independent in every weight and secret; "
-            "attacks on floating-point sampling are not covered."
+            f"The noise is {self.encoding.noise}{freedom}, independent in every weight and secret."
         )
 
     def noise_words(self, steps: int) -> str:

@@ -17,7 +17,7 @@ from typing import ClassVar
 import numpy as np
 
 from tfdp._validate import Schedule, flag, one_of, schedule, text
-from tfdp.accounting import claims
+from tfdp.accounting import claims, noise_tables
 from tfdp.accounting.analysis import Analysis
 from tfdp.accounting.assumptions import Declared
 from tfdp.accounting.mechanisms.base import NoisyMechanism
@@ -110,6 +110,15 @@ class SIDPSGD(NoisyMechanism):
                 "un-noised state is private. Use SGD, momentum or Nesterov momentum."
             )
         return bare
+
+    def noise_words(self, steps: int) -> str:
+        words = f"{super().noise_words(steps)}, update rule {self.optimizer}"
+        if self.schedule("momentum", steps).any():
+            kind = "Nesterov momentum" if self.nesterov else "momentum"
+            words += f" with {kind} {noise_tables.words(self.momentum, steps)}"
+        if isinstance(self.learning_rates, tuple):
+            words += f", learning rates {noise_tables.words(self.learning_rates, steps)}"
+        return words
 
     def response(self, run: Run) -> Dynamics:
         """The matrix W of `linear_releases`."""
