@@ -9,16 +9,22 @@ from tfdp import selftest
 from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.noise.gaussian import NoiseSource
 
-SLOW = [pytest.param(m, marks=pytest.mark.slow) for m in selftest.MODES if m != "eager"]
 
-
-@pytest.mark.parametrize("mode", ["eager", *SLOW])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", selftest.MODES)
 def test_all_checks_hold(mode, capsys):
     code = selftest.main([f"--modes={mode}"])
     said = capsys.readouterr().out
     assert code == 0, said
     count = 20 if mode in ("graph", "xla") else 14
     assert f"{count} of {count} checks hold" in said
+
+
+def test_the_checks_of_dense_layers_hold(monkeypatch, capsys):
+    monkeypatch.setattr(selftest, "_KINDS", {"dense": selftest._dense})
+    code = selftest.main(["--modes=eager"])
+    said = capsys.readouterr().out
+    assert code == 0 and "6 of 6 checks hold" in said, said
 
 
 _first = []
@@ -56,6 +62,7 @@ def test_a_wrong_bound_is_found(factor, monkeypatch, capsys):
     right = GlobalL2Clip.scales
     monkeypatch.setattr(GlobalL2Clip, "scales", lambda self, norms: factor * right(self, norms))
     monkeypatch.setattr(selftest, "_KINDS", {"dense": selftest._dense})
+    monkeypatch.setattr(selftest, "_WAYS", selftest._WAYS[:1])
     monkeypatch.setattr(selftest, "_noise", lambda mode: (True, ""))
     selftest._step.cache_clear()
     assert selftest.main(["--modes=eager", "--json"]) == 1

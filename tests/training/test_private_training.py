@@ -126,7 +126,6 @@ def test_a_model_that_was_compiled_with_a_private_optimizer_is_compiled_again():
     ("compiled", "settings"),
     [
         ({}, {"physical_batch_size": 3}),
-        ({}, {"engine": "vectorized"}),
         pytest.param({"jit_compile": True}, {}, marks=pytest.mark.slow),
     ],
 )

@@ -65,12 +65,9 @@ def attack(statistics, size):
     return abs(sums[1] - sums[0]), lot.sensitivity
 
 
-@pytest.mark.parametrize(("size", "change"), [(2, 3), (32, 63)])
-def test_the_bound_is_attained(size, change):
-    moved, sensitivity = attack("batch", size)
-    assert moved == pytest.approx(change, rel=1e-5)
-    assert sensitivity == change
-    assert attack("example", size) == (pytest.approx(1.0, rel=1e-5), 1.0)
+def test_the_bound_is_attained():
+    assert attack("batch", 32) == (pytest.approx(63, rel=1e-5), 63)
+    assert attack("example", 32) == (pytest.approx(1.0, rel=1e-5), 1.0)
 
 
 def test_gradients_through_the_lot_equal_a_loop():

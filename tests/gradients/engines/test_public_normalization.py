@@ -88,7 +88,7 @@ def test_what_the_rules_do_not_cover(stack):
 
 
 def test_a_frozen_normalization_has_no_gradient():
-    model = images()
+    model = features()
     model.layers[-1].network.layers[1].trainable = False
     check_engines(model, engines=["ghost"], tolerance=5e-5)
 

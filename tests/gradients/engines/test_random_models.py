@@ -236,7 +236,10 @@ def check_neighbours(run, bound, x, y, weight, extreme):
 
 
 FAMILIES = ["vector", "image", "sequence", "tokens"]
-QUICK = [pytest.param("vector", marks=pytest.mark.slow), *FAMILIES[1:]]  # images end as vectors
+# Images end as vectors, and tokens are embedded as a sequence.
+QUICK = [
+    f if f in ("image", "sequence") else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES
+]
 few, many = (
     settings(
         max_examples=count,

@@ -22,12 +22,10 @@ def test_masked_loops_have_the_gradients_of_batches_of_one():
     masked = layers.Masking()(gaps(x))
     cells = layers.StackedRNNCells([layers.LSTMCell(3), layers.GRUCell(2)])
     stack = [
-        layers.LSTM(2),
         layers.GRU(2, go_backwards=True, return_sequences=True, reset_after=False),
         layers.SimpleRNN(2, use_bias=False, zero_output_for_mask=True, return_sequences=True),
         layers.RNN(cells, return_sequences=True),
         layers.RNN(Own(2)),
-        layers.LSTM(2, activation=lambda x: tf.tanh(x)),
     ]
     frozen = layers.GRU(3, trainable=False, return_sequences=True)
     outputs = [layers.Flatten()(layer(masked)) for layer in stack]
@@ -52,11 +50,7 @@ class UsedTwice(layers.Layer):
 
 @pytest.mark.parametrize(
     ("loop", "engines"),
-    [
-        (layers.LSTM, ["vectorized"]),
-        (layers.GRU, ["vectorized"]),
-        (layers.SimpleRNN, ["vectorized", "ghost"]),
-    ],
+    [(layers.LSTM, ["vectorized"]), (layers.SimpleRNN, ["vectorized", "ghost"])],
 )
 def test_weights_of_loops_that_are_used_elsewhere(loop, engines):
     model = keras.Sequential([keras.Input((4, 3)), UsedTwice(loop(2))])
