@@ -148,7 +148,7 @@ def recompiled(model, kind):
     return model
 
 
-# Covered by others: a sequential model by most tests of this file, the rest by models that are like them.
+# A sequential model is in most tests of this file, and the others are like one that is tested here.
 COVERED = ("sequential", "registered", "DPModel", "DPSequential", "lambda")
 KINDS = [pytest.param(k, marks=[pytest.mark.slow] if k in COVERED else []) for k in MODELS]
 
