@@ -55,10 +55,9 @@ SAMPLINGS = {
     "poisson": {}, "cyclic": {}, "shuffle": {}, "fixed_size": {}, "with_replacement": {},
     "cyclic_poisson": {"groups": 3}, "random_allocation": {},
 }  # fmt: skip
-# Every sampling once, with mechanisms that keep a state of their own; the other pairs are slow.
+# Mechanisms that keep a state of their own; the other pairs are slow. tests/data resumes every sampling.
 QUICK = {
     "dpsgd": "fixed_size", "adaptive": "poisson", "si_dpsgd": "shuffle", "matrix": "cyclic_poisson",
-    "dp_dropout": "cyclic", "discrete_sgd": "with_replacement", "sgld": "random_allocation",
 }  # fmt: skip
 PAIRS = [
     pytest.param(m, s, marks=[] if QUICK.get(m) == s else [pytest.mark.slow])

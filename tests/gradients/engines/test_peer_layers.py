@@ -7,6 +7,7 @@ traced once.
 """
 
 import keras
+import pytest
 from keras import layers
 
 from tests.gradients.reference import check_model
@@ -38,6 +39,7 @@ def side_by_side(branches):
     return keras.Model(inputs, layers.Concatenate()(outputs))
 
 
+@pytest.mark.slow
 def test_einsum_dense_with_every_equation():
     branches = [
         ([layers.EinsumDense(equation, output, bias_axes=bias, activation="sigmoid")], shape)
@@ -46,6 +48,7 @@ def test_einsum_dense_with_every_equation():
     check_model(side_by_side(branches), rows=3)
 
 
+@pytest.mark.slow
 def test_normalizations_over_any_axes():
     """layer_normalization_test.py, group_norm_test.py, instance_norm_test.py, rms_norm_test.py."""
     axes = [((3, 4), [1, 2]), ((3, 4, 5), [1]), ((3, 4, 5), [1, 3]), ((3, 5), [-2, -1])]

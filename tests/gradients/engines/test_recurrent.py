@@ -29,7 +29,7 @@ def test_last_outputs():
 def test_all_outputs_in_either_direction():
     options = {"return_sequences": True, "go_backwards": True}
     check_layers(
-        (3, 2),
+        (2, 2),
         layers.SimpleRNN(2, use_bias=False, **options),
         layers.LSTM(2, use_bias=False, **options),
         layers.GRU(2, reset_after=False, use_bias=False, **options),

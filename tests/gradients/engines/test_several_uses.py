@@ -58,6 +58,7 @@ def test_several_calls_under_xla_and_in_microbatches(make):
     check_traced(make(), rows=4, microbatch_size=2, jit_compile=True)
 
 
+@pytest.mark.slow
 def test_a_masked_recurrent_layer_that_is_called_twice():
     tokens, again = keras.Input((3,), dtype="int32"), layers.LSTM(2, return_sequences=True)
     hidden = layers.Embedding(3, 2, mask_zero=True)(tokens)
@@ -70,7 +71,6 @@ ADAPTED = {
     "dense": (lambda: layers.Dense(5, use_bias=False), (7, 4)),
     "query": (lambda: layers.EinsumDense("abc,cde->abde", (None, 2, 3), bias_axes="de"), (7, 4)),
     "transposed kernel": (lambda: layers.EinsumDense("ab,cb->ac", 5), (4,)),
-    "ellipsis": (lambda: layers.EinsumDense("...x,xy->...y", 5, activation="relu"), (3, 4)),
 }
 
 
