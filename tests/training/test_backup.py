@@ -55,7 +55,7 @@ SAMPLINGS = {
     "poisson": {}, "cyclic": {}, "shuffle": {}, "fixed_size": {}, "with_replacement": {},
     "cyclic_poisson": {"groups": 3}, "random_allocation": {},
 }  # fmt: skip
-# Mechanisms that keep a state of their own; the other pairs are slow. tests/data resumes every sampling.
+# Mechanisms that keep a state of their own; other pairs are slow. tests/data resumes every sampling.
 QUICK = {
     "dpsgd": "fixed_size", "adaptive": "poisson", "si_dpsgd": "shuffle", "matrix": "cyclic_poisson",
 }  # fmt: skip
