@@ -166,7 +166,7 @@ def test_every_mechanism_goes_on(mechanism, sampling, tmp_path):
 def test_a_seeded_training_goes_on_with_the_same_numbers(tmp_path):
     """With noise from a seed, the weights are those of a training without a crash, bit by bit."""
     found, compiled = [], {"steps_per_execution": 2}
-    for crashes in ((), (4,)):
+    for crashes in ((), (3,)):
         training = Training(tmp_path / str(len(crashes)), lambda: dpsgd(seed=1))
         for step in crashes:
             training.crash(step, model=training.model(**compiled))
@@ -233,6 +233,7 @@ def test_correlated_noise_goes_on_behind_lost_steps(tmp_path):
     np.testing.assert_allclose(moved[1], moved[0], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_means_go_on_without_velocity_behind_lost_steps(tmp_path):
     make = lambda: tfdp.SIDPSGDOptimizer(**options(momentum=0.5, noise_multiplier=0.0))  # noqa: E731
     for lost in (False, True):
@@ -400,6 +401,7 @@ def test_steps_that_an_earlier_process_planned_count(tmp_path):
     assert model.privacy.steps_taken == 2 * PER_EPOCH and entries(model) == [STEPS]
 
 
+@pytest.mark.slow
 def test_a_training_that_goes_on_in_its_process_counts_planned_steps_once(tmp_path):
     training = Training(tmp_path / "b")
     model = training.model()
@@ -409,6 +411,7 @@ def test_a_training_that_goes_on_in_its_process_counts_planned_steps_once(tmp_pa
     assert entries(training.run(model=model)) == [STEPS]
 
 
+@pytest.mark.slow
 def test_epochs_may_be_shorter_when_a_training_goes_on(tmp_path):
     training = Training(tmp_path / "b", sampling="poisson")
     training.crash(2)
@@ -417,6 +420,7 @@ def test_epochs_may_be_shorter_when_a_training_goes_on(tmp_path):
     assert model.privacy.steps_taken == 2 + 2 * 2 and entries(model) == [STEPS]
 
 
+@pytest.mark.slow
 def test_user_batches_go_on_behind_those_that_were_taken(tmp_path):
     def batches():
         return tf.data.Dataset.from_tensor_slices(data()).batch(L)
