@@ -384,6 +384,7 @@ def test_the_state_of_a_finished_training_can_be_kept(tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_a_run_whose_state_is_left_goes_on_from_there_only(tmp_path):
     """Steps that nobody reserves are another run, so no two trainings go on from one state."""
     training = Training(tmp_path / "b", matrix)

@@ -43,10 +43,8 @@ def test_the_planned_epochs_spend_the_budget_and_no_more():
         trained(found, epochs=1)
 
 
-@pytest.mark.parametrize(
-    ("kind", "adjacency"), [("claimed", "replace_one"), ("proven", "zero_out")]
-)
-def test_the_guarantee_that_is_asked_for(kind, adjacency):
+def test_the_guarantee_that_is_asked_for():
+    kind, adjacency = "claimed", "replace_one"
     found = calibrated(kind=kind, adjacency=adjacency)
     trained(found)
     spent = found.model.privacy.spent(1e-4, kind, adjacency)
@@ -56,9 +54,6 @@ def test_the_guarantee_that_is_asked_for(kind, adjacency):
 
 MECHANISMS = {
     "adam": lambda: keras.optimizers.Adam(1e-3),
-    "si_dpsgd": lambda: tfdp.SIDPSGDOptimizer(
-        learning_rate=0.1, l2_norm_clip=1.0, noise_multiplier=1.0
-    ),
     "matrix": lambda: tfdp.MatrixDPSGDOptimizer(
         learning_rate=0.1, l2_norm_clip=1.0, noise_multiplier=1.0, bands=2, steps=4
     ),

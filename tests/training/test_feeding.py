@@ -94,7 +94,6 @@ def test_tokens_that_an_embedding_does_not_have_are_refused(feed):
     [
         (lambda m: m.fit(*data(), batch_size=8, verbose=0), "poisson", 24),
         (lambda m: m.fit(*data(), batch_size=8, shuffle=False, verbose=0), "cyclic", 24),
-        (lambda m: m.fit(make_lots("shuffle", *data(), lot_size=8), verbose=0), "shuffle", 24),
         (
             lambda m: m.fit(
                 make_lots("with_replacement", *data(), lot_size=8).as_dataset(), verbose=0
@@ -324,11 +323,10 @@ class Sum(keras.layers.Dense):
         return super().call(x if other is None else x + other)
 
 
-@pytest.mark.parametrize("given", [False, True])
-def test_optional_inputs_may_be_absent(given):
+def test_optional_inputs_may_be_absent():
     x, y = data(8)
     results = []
-    for inputs in ([x, x if given else None], (2 * x if given else x)):
+    for inputs in ([x, None], x):
         keras.utils.set_random_seed(0)
         tensors = [keras.Input((4,)), keras.Input((4,), optional=True)]
         network = keras.Model(tensors, Sum(3)(*tensors)) if isinstance(inputs, list) else linear()

@@ -236,10 +236,8 @@ def check_neighbours(run, bound, x, y, weight, extreme):
 
 
 FAMILIES = ["vector", "image", "sequence", "tokens"]
-# Images end as vectors, and tokens are embedded as a sequence.
-QUICK = [
-    f if f in ("image", "sequence") else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES
-]
+# Images end as vectors; tests of every layer stand for the slow families.
+QUICK = [f if f == "image" else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES]
 few, many = (
     settings(
         max_examples=count,
