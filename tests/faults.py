@@ -128,7 +128,7 @@ def correlated_noise_is_independent():
     change("noise.correlated:CorrelatedNoise.correlate", lambda correlate, self, fresh, step: fresh)
 
 
-@noticed_by("optimizers/test_dp_keras_optimizer.py")
+@noticed_by("training/test_step.py")
 def every_step_has_the_noise_of_the_first():
     def first(value, self, name):
         values = getattr(self.run.mechanism, name)

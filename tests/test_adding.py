@@ -58,6 +58,7 @@ def run(tree, *command):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_what_the_page_adds_passes_its_tests(followed):
     tree, tests = followed
     options = ["-n", "0", "-q", "-p", "no:cacheprovider", "-k", "not xla"]  # compiling takes long

@@ -170,9 +170,8 @@ def test_a_curve_counts_earlier_runs():
     assert proven(vary(POISSON, steps=30), DELTA).epsilon <= curve.at(0) < both
 
 
-@pytest.mark.parametrize("steps", [0, 1, 28, 3515, 10**6])
-@pytest.mark.parametrize("steps_per_epoch", [1, 7, 234])
-@pytest.mark.parametrize("points", [1, 16])
+@pytest.mark.parametrize("steps", [0, 1, 28, 3515])
+@pytest.mark.parametrize(("steps_per_epoch", "points"), [(1, 16), (7, 16), (234, 16), (7, 1)])
 def test_step_counts(steps, steps_per_epoch, points):
     counts = callbacks.step_counts(steps, steps_per_epoch, points)
     assert counts[0] == 0 and counts[-1] == steps

@@ -62,7 +62,13 @@ def test_a_broken_link_is_found(tmp_path):
 
 # docs/adding.md adds files to the project; tests/test_adding.py runs it.
 @pytest.mark.parametrize(
-    "name", ["README.md", "docs/python.md", "docs/audit.md", "docs/migrating.md"]
+    "name",
+    [
+        "README.md",
+        "docs/python.md",
+        pytest.param("docs/audit.md", marks=pytest.mark.slow),
+        pytest.param("docs/migrating.md", marks=pytest.mark.slow),
+    ],
 )
 def test_python_blocks_run(name, tmp_path, monkeypatch):
     """Runs the blocks of a page one after the other, with a few rows of data in `x` and `y`."""

@@ -104,10 +104,14 @@ def registries(monkeypatch):
     monkeypatch.setattr(mechanisms, "_CLASSES", dict(mechanisms._CLASSES))
 
 
-# These train and audit; `test_docs.py` runs an audit, `tests/auditing` tests the others.
+# These train and audit; others train the same experiment, and `tests/auditing` tests the audits.
 SLOW = (
-    *(f"tfdp.auditing.{name}" for name in ("audit", "draw", "record", "verdict")),
-    "tfdp.experiments.attack_experiment",
+    *(f"tfdp.auditing.{name}" for name in ("Audit", "audit", "draw", "record", "verdict")),
+    "tfdp.auditing.membership_inference",
+    *(
+        f"tfdp.experiments.{name}"
+        for name in ("attack_experiment", "card", "print_table", "Result")
+    ),
 )
 NAMES = [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in public()]
 

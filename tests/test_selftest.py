@@ -9,16 +9,23 @@ from tfdp import selftest
 from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.noise.gaussian import NoiseSource
 
-SLOW = [pytest.param(m, marks=pytest.mark.slow) for m in selftest.MODES if m != "eager"]
 
-
-@pytest.mark.parametrize("mode", ["eager", *SLOW])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", selftest.MODES)
 def test_all_checks_hold(mode, capsys):
     code = selftest.main([f"--modes={mode}"])
     said = capsys.readouterr().out
     assert code == 0, said
     count = 20 if mode in ("graph", "xla") else 14
     assert f"{count} of {count} checks hold" in said
+
+
+def test_the_checks_of_a_dense_layer_hold(monkeypatch, capsys):
+    monkeypatch.setattr(selftest, "_KINDS", {"dense": selftest._dense})
+    monkeypatch.setattr(selftest, "_WAYS", selftest._WAYS[:1])
+    code = selftest.main(["--modes=eager"])
+    said = capsys.readouterr().out
+    assert code == 0 and "4 of 4 checks hold" in said, said
 
 
 _first = []
@@ -38,7 +45,12 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
+SCALES = ("too_little", "too_much")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in SCALES else pytest.param(n, marks=pytest.mark.slow) for n in BROKEN]
+)
 def test_wrong_noise_is_found(name, monkeypatch):
     right = NoiseSource.gaussians
     monkeypatch.setattr(NoiseSource, "gaussians", lambda *given: BROKEN[name](right(*given)))
@@ -51,11 +63,12 @@ def test_runs_with_the_same_noise_are_found(monkeypatch):
     assert not selftest._noise("eager")[0]
 
 
-@pytest.mark.parametrize("factor", [2 / 3, 3 / 2])
+@pytest.mark.parametrize("factor", [pytest.param(2 / 3, marks=pytest.mark.slow), 3 / 2])
 def test_a_wrong_bound_is_found(factor, monkeypatch, capsys):
     right = GlobalL2Clip.scales
     monkeypatch.setattr(GlobalL2Clip, "scales", lambda self, norms: factor * right(self, norms))
     monkeypatch.setattr(selftest, "_KINDS", {"dense": selftest._dense})
+    monkeypatch.setattr(selftest, "_WAYS", selftest._WAYS[:1])
     monkeypatch.setattr(selftest, "_noise", lambda mode: (True, ""))
     selftest._step.cache_clear()
     assert selftest.main(["--modes=eager", "--json"]) == 1

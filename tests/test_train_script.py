@@ -97,7 +97,14 @@ def test_the_main_job_keeps_its_proven_budget_and_learns(tmp_path, script, capfd
     assert float(last) == pytest.approx(record["proven"]["epsilon"], rel=1e-5)
 
 
-@pytest.mark.parametrize("mechanism", mechanism_names())
+# Other tests of this file train with the two that are slow here.
+MECHANISM_NAMES = [
+    pytest.param(name, marks=pytest.mark.slow if name in ("dpsgd", "si_dpsgd") else [])
+    for name in mechanism_names()
+]
+
+
+@pytest.mark.parametrize("mechanism", MECHANISM_NAMES)
 def test_every_mechanism_is_trained_to_a_proven_epsilon_of_two(tmp_path, script, capsys, mechanism):
     budget = [] if mechanism == "none" else ["--epsilon=2"]
     tiny = [f"--mechanism={mechanism}", "--model=linear", "--steps=3", *budget]

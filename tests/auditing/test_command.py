@@ -18,6 +18,7 @@ def audit(*arguments, folder=ROOT):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_sound_training_stands(tmp_path):
     result = audit("--mechanism=dpsgd", "--epsilon=2", *FAST, f"--json={tmp_path / 'a.json'}")
     assert result.returncode == 0, result.stderr

@@ -148,6 +148,7 @@ class TestUnavailable:
 class TestPrepared:
     """What prepared data sets hold; skipped where there is none."""
 
+    @pytest.mark.slow
     @prepared("mnist")
     def test_mnist(self):
         mnist = data.load("mnist", str(PREPARED))
@@ -156,6 +157,7 @@ class TestPrepared:
         assert (mnist.x_train.min(), mnist.x_train.max()) == (-1, 1)
         assert np.bincount(mnist.y_train)[:3].tolist() == [5923, 6742, 5958]
 
+    @pytest.mark.slow
     @prepared("glue")
     def test_sst2_and_its_withheld_labels(self):
         sst2 = data.load("glue/sst2", str(PREPARED))
@@ -179,6 +181,7 @@ class TestPrepared:
         with pytest.raises(ValueError, match=match):
             data.load("ag_news_subset", str(PREPARED), train_split=train, test_split=test)
 
+    @pytest.mark.slow
     @prepared("ag_news_subset")
     def test_rows_of_characters_predict_the_next_byte(self):
         rows = data.load("ag_news_characters", str(PREPARED))

@@ -162,7 +162,7 @@ class TestContent:
 
 
 class TestSecrecy:
-    @every_random_sampling
+    @pytest.mark.parametrize("sampling", ["poisson", "shuffle", "fixed_size"])
     def test_a_second_iterator_does_not_repeat_the_first(self, sampling):
         dataset = make(sampling, seed=1).as_dataset()
         assert labels(dataset) != labels(dataset)
@@ -174,7 +174,7 @@ class TestSecrecy:
         found = [[labels(d), labels(d)] for d in (v.as_dataset() for v in (first, again, other))]
         assert found[0] == found[1] != found[2]
 
-    @every_random_sampling
+    @pytest.mark.parametrize("sampling", ["poisson", "shuffle", "fixed_size"])
     def test_global_seeds_do_not_reach_the_draws(self, sampling):
         found = []
         for _ in range(2):
@@ -198,9 +198,8 @@ class TestSecrecy:
         assert labels(make(sampling).as_dataset(order=order, start=3)) == found[3:]
         assert labels(lots.as_dataset(order=lots.new_order()), 8) != found
 
-    @every_sampling
-    def test_another_process_may_not_draw(self, sampling, monkeypatch):
-        lots = make(sampling)
+    def test_another_process_may_not_draw(self, monkeypatch):
+        lots = make()
         monkeypatch.setattr(os, "getpid", lambda: lots.process_id + 1)
         for draw in (lots.as_dataset, lots.indices):
             with pytest.raises(RuntimeError, match="fork"):

@@ -187,6 +187,7 @@ def test_a_convolution_of_groups_is_no_unknown_operation():
     assert found == [None] * 4
 
 
+@pytest.mark.slow
 def test_under_xla_and_in_microbatches():
     stack = [*products_and_look_ups()[2:5], other_operations()[4]]
     check_traced(side_by_side((5, 4), *stack), rows=4, jit_compile=True, microbatch_size=2)
@@ -201,7 +202,7 @@ def weighted_words():
     return keras.Model([tokens, factors], layers.Dense(3)(layers.GlobalAveragePooling1D()(both)))
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_one_example_moves_the_sum_by_the_clip_norm_at_most(jit_compile):
     forward, _, (tokens, factors), y, present = lot_for(weighted_words(), rows=64, integers=9)
     sums = summing(ghost.bounded_sum, forward, GlobalL2Clip(1.0), jit_compile)

@@ -112,7 +112,7 @@ def test_moving_statistics_are_those_of_the_lot():
     np.testing.assert_allclose(norm.moving_mean, mean, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["dense", "bilstm_dl"])
+@pytest.mark.parametrize("name", ["dense", pytest.param("bilstm_dl", marks=pytest.mark.slow)])
 def test_all_of_a_network_is_trained(name):
     if name == "dense":
         stack = [keras.layers.Dense(3), keras.layers.BatchNormalization(), keras.layers.Dense(4)]

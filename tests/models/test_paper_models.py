@@ -75,7 +75,14 @@ def norms(model):
     return [la for la in model.layers if isinstance(la, keras.layers.BatchNormalization)]
 
 
-@pytest.mark.parametrize(("name", "shape", "plain", "batch", "output"), IMAGES, ids=SHAPES)
+# Variants of a model in this list differ from it in single layers, which tests below name.
+VARIANTS = ("resnet18_mod", "vgg16_mod", "vgg16_table", "vgg16_table_mod")
+COUNTED = [
+    pytest.param(*row, marks=pytest.mark.slow if row[0] in VARIANTS else []) for row in IMAGES
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "plain", "batch", "output"), COUNTED, ids=SHAPES)
 def test_number_of_weights(name, shape, plain, batch, output):
     model = models.build(name, shape, 10, "batch")
     *inner, last = norms(model)
@@ -160,12 +167,10 @@ def test_bilstm_dl_does_not_train_its_embeddings_and_masks_padding():
 # stride 2 of fewer channels, without tfdp, too (docs/decisions/keras_and_tensorflow.md).
 SIZES = {name: 32 if name.startswith("vgg16") else 16 for name in SCALED}
 WIDTHS = {name: 0.25 if name.startswith("resnet") else 0.0625 for name in SCALED}
-# Variants of a model in this list differ from it in what is tested above.
-VARIANTS = ("resnet18_mod", "vgg16_mod", "vgg16_table", "vgg16_table_mod")
 CELLS = [(name, kind) for name in SHAPES for kind in ("layer_affine", "public")]
 CELLS += [(name, kind) for name in SHAPES if name not in VARIANTS for kind in ("none", "layer")]
 CELLS += [("resnet18", "group"), ("fast_cifar", "group"), ("lenet5", "group")]
-QUICK = [("lenet5", "public"), ("vgg_light", "layer"), ("fast_cifar", "group")]
+QUICK = [("fast_cifar", "group")]
 # Moments of public examples are differentiated with one layer directly before a normalization, so
 # logits are not normalized behind a layer that is not. Nor are they in the papers.
 PLAIN_LOGITS = ("resnet18_mod", "vgg16_mod", "vgg16_table_mod", "vgg_light")
@@ -202,7 +207,9 @@ def test_gradients(name, normalization):
     check_against_a_loop(model, images(shape), 10, tolerance)
 
 
-@pytest.mark.parametrize("normalization", ["none", "layer_affine"])
+@pytest.mark.parametrize(
+    "normalization", ["none", pytest.param("layer_affine", marks=pytest.mark.slow)]
+)
 def test_gradients_of_text(normalization):
     keras.utils.set_random_seed(1)
     model = models.build("bilstm_dl", (3,), 4, normalization)

@@ -39,18 +39,6 @@ def test_noise_is_drawn_once_for_a_lot_that_is_cut_into_chunks():
     assert_normal(weights(model) - before, 30.0 * 0.02)  # rate / L is 1
 
 
-def test_every_step_has_its_noise_of_a_table():
-    model, table = private(sgd(noise=(30.0, 90.0, 10.0), clip=0.02, rate=8.0), wide()), (30, 90, 10)
-    seen = [weights(model)]
-    look = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: seen.append(weights(model))
-    )
-    fit(model, callbacks=[look])
-    assert len(seen) == 4
-    for noise, before, after in zip(table, seen[:3], seen[1:], strict=True):
-        assert_normal(after - before, noise * 0.02)
-
-
 def test_weight_regularizers_come_after_the_noise_and_are_not_clipped():
     layer = keras.layers.Dense(3, kernel_regularizer=keras.regularizers.L2(5.0))
     model = private(sgd(noise=0.0, clip=1e-6), model=keras.Sequential([keras.Input((4,)), layer]))

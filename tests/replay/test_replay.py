@@ -49,7 +49,12 @@ SOUND = {
 NOT_ROW_BY_ROW = {"adaptive", "dp_dropout", "sgld"}
 
 
-@pytest.mark.parametrize("name", SOUND)
+QUICK = ("dpsgd", "si_dpsgd", "matrix", "discrete_sgd")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in SOUND]
+)
 def test_a_sound_training_passes(name):
     recording = recorded(SOUND[name]())
     found = replayed(recording)

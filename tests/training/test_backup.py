@@ -55,10 +55,9 @@ SAMPLINGS = {
     "poisson": {}, "cyclic": {}, "shuffle": {}, "fixed_size": {}, "with_replacement": {},
     "cyclic_poisson": {"groups": 3}, "random_allocation": {},
 }  # fmt: skip
-# Every sampling once, with mechanisms that keep a state of their own; the other pairs are slow.
+# Mechanisms that keep a state of their own; other pairs are slow. tests/data resumes every sampling.
 QUICK = {
     "dpsgd": "fixed_size", "adaptive": "poisson", "si_dpsgd": "shuffle", "matrix": "cyclic_poisson",
-    "dp_dropout": "cyclic", "discrete_sgd": "with_replacement", "sgld": "random_allocation",
 }  # fmt: skip
 PAIRS = [
     pytest.param(m, s, marks=[] if QUICK.get(m) == s else [pytest.mark.slow])
@@ -167,7 +166,7 @@ def test_every_mechanism_goes_on(mechanism, sampling, tmp_path):
 def test_a_seeded_training_goes_on_with_the_same_numbers(tmp_path):
     """With noise from a seed, the weights are those of a training without a crash, bit by bit."""
     found, compiled = [], {"steps_per_execution": 2}
-    for crashes in ((), (3, 6)):
+    for crashes in ((), (3,)):
         training = Training(tmp_path / str(len(crashes)), lambda: dpsgd(seed=1))
         for step in crashes:
             training.crash(step, model=training.model(**compiled))
@@ -179,10 +178,9 @@ def test_a_seeded_training_goes_on_with_the_same_numbers(tmp_path):
 def test_a_crash_before_the_second_state_takes_no_step_twice(tmp_path):
     # However slow the machine is, no second state is due by time.
     training = Training(tmp_path / "b", sampling="poisson", save_freq=None, seconds=1e6)
-    for step in (2, 5):
-        training.crash(step)
+    training.crash(2)
     assert entries(training.run()) == [STEPS]
-    assert training.backup.lost_steps == 5
+    assert training.backup.lost_steps == 2
 
 
 def test_steps_that_are_lost_stay_counted(tmp_path):
@@ -195,7 +193,7 @@ def test_steps_that_are_lost_stay_counted(tmp_path):
     assert entries(model) == [STEPS]
 
 
-@pytest.mark.parametrize("sampling", ["cyclic", "shuffle", "random_allocation"])
+@pytest.mark.parametrize("sampling", ["shuffle", pytest.param("cyclic", marks=pytest.mark.slow)])
 def test_no_example_takes_part_twice_in_an_epoch(sampling, tmp_path):
     lots = []
 
@@ -235,6 +233,7 @@ def test_correlated_noise_goes_on_behind_lost_steps(tmp_path):
     np.testing.assert_allclose(moved[1], moved[0], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_means_go_on_without_velocity_behind_lost_steps(tmp_path):
     make = lambda: tfdp.SIDPSGDOptimizer(**options(momentum=0.5, noise_multiplier=0.0))  # noqa: E731
     for lost in (False, True):
@@ -385,6 +384,7 @@ def test_the_state_of_a_finished_training_can_be_kept(tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_a_run_whose_state_is_left_goes_on_from_there_only(tmp_path):
     """Steps that nobody reserves are another run, so no two trainings go on from one state."""
     training = Training(tmp_path / "b", matrix)
@@ -402,6 +402,7 @@ def test_steps_that_an_earlier_process_planned_count(tmp_path):
     assert model.privacy.steps_taken == 2 * PER_EPOCH and entries(model) == [STEPS]
 
 
+@pytest.mark.slow
 def test_a_training_that_goes_on_in_its_process_counts_planned_steps_once(tmp_path):
     training = Training(tmp_path / "b")
     model = training.model()
@@ -411,6 +412,7 @@ def test_a_training_that_goes_on_in_its_process_counts_planned_steps_once(tmp_pa
     assert entries(training.run(model=model)) == [STEPS]
 
 
+@pytest.mark.slow
 def test_epochs_may_be_shorter_when_a_training_goes_on(tmp_path):
     training = Training(tmp_path / "b", sampling="poisson")
     training.crash(2)
@@ -419,6 +421,7 @@ def test_epochs_may_be_shorter_when_a_training_goes_on(tmp_path):
     assert model.privacy.steps_taken == 2 + 2 * 2 and entries(model) == [STEPS]
 
 
+@pytest.mark.slow
 def test_user_batches_go_on_behind_those_that_were_taken(tmp_path):
     def batches():
         return tf.data.Dataset.from_tensor_slices(data()).batch(L)

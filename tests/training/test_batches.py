@@ -52,9 +52,7 @@ def batches(rows=20):
 
 
 OF_A_USER = {
-    "dataset": lambda: batched(20),
     "dataset of unknown length": lambda: batched(20).filter(lambda *_: True),
-    "PyDataset": Sequence,
     "PyDataset with workers": lambda: Sequence(workers=2),
     "loader": Loader,
     "generator": lambda: iter(batches() * 2),
@@ -145,10 +143,10 @@ def test_batches_without_rows_or_shapes_are_refused():
         assert steps(model) == 0
 
 
-@pytest.mark.parametrize("form", ["vector", "column", "one-hot", "dataset"])
+@pytest.mark.parametrize("form", ["column", "one-hot", "dataset"])
 def test_class_weights_are_those_of_keras(form):
     x, y = data(8)  # classes 0, 1 and 2
-    forms = {"vector": y, "column": y[:, None], "one-hot": np.eye(3)[y]}
+    forms = {"column": y[:, None], "one-hot": np.eye(3)[y]}
     loss = "categorical_crossentropy" if form == "one-hot" else "sparse_categorical_crossentropy"
     models = [small(sgd(noise=0.0, clip=1e3), compiled={"loss": loss}) for _ in range(2)]
     weight, factors = {0: 3.0, 1: 1.0, 2: 0.5}, np.array([3.0, 1.0, 0.5], "float32")[y]

@@ -36,18 +36,15 @@ def trained(found, epochs=2):
     return private.privacy.spent()
 
 
-@pytest.mark.parametrize("sampling", ["poisson", "cyclic"])
-def test_the_planned_epochs_spend_the_budget_and_no_more(sampling):
-    found = calibrated(sampling=sampling)
+def test_the_planned_epochs_spend_the_budget_and_no_more():
+    found = calibrated(sampling="poisson")
     assert 1.99 < trained(found).epsilon <= 2.0
     with pytest.raises(BudgetExhausted):
         trained(found, epochs=1)
 
 
-@pytest.mark.parametrize(
-    ("kind", "adjacency"), [("claimed", "replace_one"), ("proven", "zero_out")]
-)
-def test_the_guarantee_that_is_asked_for(kind, adjacency):
+def test_the_guarantee_that_is_asked_for():
+    kind, adjacency = "claimed", "replace_one"
     found = calibrated(kind=kind, adjacency=adjacency)
     trained(found)
     spent = found.model.privacy.spent(1e-4, kind, adjacency)
@@ -57,15 +54,6 @@ def test_the_guarantee_that_is_asked_for(kind, adjacency):
 
 MECHANISMS = {
     "adam": lambda: keras.optimizers.Adam(1e-3),
-    "si_dpsgd": lambda: tfdp.SIDPSGDOptimizer(
-        learning_rate=0.1, l2_norm_clip=1.0, noise_multiplier=1.0
-    ),
-    "dp_dropout": lambda: tfdp.DPDropoutOptimizer(
-        learning_rate=0.1, l2_norm_clip=1.0, noise_multiplier=1.0
-    ),
-    "discrete_sgd": lambda: tfdp.DiscreteSGDOptimizer(
-        learning_rate=0.1, l2_norm_clip=1.0, noise_multiplier=1.0
-    ),
     "matrix": lambda: tfdp.MatrixDPSGDOptimizer(
         learning_rate=0.1, l2_norm_clip=1.0, noise_multiplier=1.0, bands=2, steps=4
     ),
@@ -73,7 +61,7 @@ MECHANISMS = {
 
 
 @pytest.mark.parametrize("kind", MECHANISMS)
-def test_every_mechanism(kind):
+def test_other_mechanisms(kind):
     optimizer = MECHANISMS[kind]()
     # Turns of two groups, so that an example is in every second lot at most.
     lots = make_lots("cyclic_poisson", X, Y, lot_size=L, groups=2)

@@ -138,8 +138,9 @@ ADAPTED = {
 }
 
 
-@pytest.mark.parametrize("hide", HIDDEN)
-@pytest.mark.parametrize("kind", ADAPTED)
+@pytest.mark.parametrize(
+    ("kind", "hide"), [*((kind, "open") for kind in ADAPTED), ("own", "wrapped"), ("own", "nested")]
+)
 def test_adapted_layers_are_refused_unless_they_are_declared_public(kind, hide):
     layer = ADAPTED[kind]()
     model = keras.Sequential([HIDDEN[hide](layer), layers.Dense(4)])
@@ -230,10 +231,8 @@ def with_backbone():
     return keras.Model(inputs, layers.Dense(3)(base(layers.Dense(4)(inputs))))
 
 
-@pytest.mark.parametrize("engine", ["ghost", "vectorized"])
-def test_a_step_through_a_frozen_normalization_is_the_clipped_sum_over_rows(engine):
-    options = {"run_eagerly": engine != "ghost"}
-    private = small(sgd(0.0, clip=0.5, rate=1.0), with_backbone(), options, engine=engine)
+def test_a_step_through_a_frozen_normalization_is_the_clipped_sum_over_rows():
+    private = small(sgd(0.0, clip=0.5, rate=1.0), with_backbone(), {"run_eagerly": False})
     norm = private.get_layer("base").layers[-1]
     expected = clipped_sum(private, X, Y, 0.5) / 6
     before, kept = [v.numpy() for v in private.trainable_variables], norm.get_weights()
@@ -265,8 +264,7 @@ def test_unfreezing_is_noticed_by_the_next_training_and_the_next_trace():
 def test_labels_of_an_ignored_class_are_no_error():
     model = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1)
-    private = tfdp.make_private(model)
-    private.compile(sgd(), loss)
+    private = small(model=model, compiled={"loss": loss})
     private.fit(X, np.where(Y == 2, -1, Y), batch_size=3, verbose=0)
     assert np.isfinite(private.get_weights()[0]).all()
     with pytest.raises(ValueError, match="-2"):

@@ -109,7 +109,6 @@ def test_an_encoder_with_adapters():
     x, y = generator.integers(0, 20, (ROWS, 6)), labels()
     for variable in model.trainable_variables:
         variable.assign(generator.normal(0.0, 0.3, variable.shape))
-    equals_a_loop(model, x[:3], y[:3])
     moved = trained(model, x, y)
     assert moved == trained_paths(model)
     assert len([path for path in moved if "lora" in path]) == 8

@@ -122,12 +122,12 @@ def test_a_model_that_was_compiled_with_a_private_optimizer_is_compiled_again():
     assert model.optimizer is optimizer and 0 <= history["accuracy"][0] <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("compiled", "settings"),
     [
         ({}, {"physical_batch_size": 3}),
-        ({}, {"engine": "vectorized"}),
-        pytest.param({"jit_compile": True}, {}, marks=pytest.mark.slow),
+        ({"jit_compile": True}, {}),
     ],
 )
 def test_all_ways_of_running_give_the_same(compiled, settings, in_a_graph):

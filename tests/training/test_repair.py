@@ -69,8 +69,9 @@ def equal(one, other):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("make", [sequential, functional], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("public", [None, draw(5, 4, 2)], ids=["group", "public"])
+@pytest.mark.parametrize(
+    ("make", "public"), [(functional, None), (sequential, draw(5, 4, 2))], ids=["group", "public"]
+)
 def test_replaces_every_batch_normalization(make, public, tmp_path):
     model = with_random_weights(make())
     before = model.get_weights()

@@ -101,9 +101,7 @@ def test_an_engine_that_bounds_less_than_is_assumed_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "factor"),
     [
-        ({}, 1),
         ({"clipping": "each_layer"}, 2**0.5),
-        ({"clipping": "per_layer"}, 1),
         ({"num_microbatches": 4}, 2),
         ({"clipping": "adaptive"}, 1),
         ({"clipping": "each_layer", "num_microbatches": 4}, 8**0.5),
@@ -133,7 +131,7 @@ def normalized_by_the_lot():
 
 
 @pytest.mark.parametrize(
-    "compiled", [{}, GRAPH, pytest.param(GRAPH | {"jit_compile": True}, marks=pytest.mark.slow)]
+    "compiled", [GRAPH, pytest.param(GRAPH | {"jit_compile": True}, marks=pytest.mark.slow)]
 )
 def test_rows_beyond_the_largest_lot_change_nothing(compiled, monkeypatch):
     """The plan declares smaller lots than the lot that arrives, as a faulty source might."""
@@ -183,15 +181,14 @@ def test_coarse_weights_are_refused():
 # -- noise that differs from step to step ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("compiled", [{}, GRAPH])
-def test_every_step_has_the_noise_of_its_place_in_the_table(compiled):
+def test_every_step_has_the_noise_of_its_place_in_the_table():
     class Moves(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             seen.append(weights(self.model))
 
     wide = keras.Sequential([keras.Input((4,)), layers.Dense(1000)])
     # The noise is a million times as large as the gradients.
-    model = small(sgd(noise=[3e6, 1e6, 2e6], clip=1e-6, rate=1.0), wide, compiled)
+    model = small(sgd(noise=[3e6, 1e6, 2e6], clip=1e-6, rate=1.0), wide, GRAPH)
     seen = [weights(model)]
     train(model, epochs=3, batch_size=8, callbacks=[Moves()])
     moved = np.std(np.diff(seen, axis=0), axis=1) * 8  # the lot size

@@ -22,16 +22,15 @@ def trained(**compiled):
 
 def test_every_way_takes_the_same_steps():
     expected = trained(run_eagerly=True)
-    for compiled in ({}, {"steps_per_execution": 2}, {"jit_compile": True}):
+    for compiled in ({"steps_per_execution": 2}, {"jit_compile": True}):
         found = trained(**compiled)
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("several", [1, 2])
-def test_a_strategy_of_one_replica_trains(several):
+def test_a_strategy_of_one_replica_trains():
     with tf.distribute.OneDeviceStrategy("CPU:0").scope():
-        model = private(sgd(), linear(), {"steps_per_execution": several})
+        model = private(sgd(), linear(), {"steps_per_execution": 2})
     fit(model)
     assert steps(model) == 3
 
@@ -51,7 +50,10 @@ def test_poisson_lots_of_another_fit_are_not_traced_again():
     assert len(traced) == first
 
 
-@pytest.mark.parametrize("layers", [[], [keras.layers.Reshape((2, 2)), keras.layers.LSTM(2)]])
+RECURRENT = [keras.layers.Reshape((2, 2)), keras.layers.LSTM(2)]
+
+
+@pytest.mark.parametrize("layers", [[], pytest.param(RECURRENT, marks=pytest.mark.slow)])
 def test_a_training_that_is_over_leaves_no_graph_in_memory(layers):
     def graphs():
         gc.collect()
@@ -67,9 +69,8 @@ def test_a_training_that_is_over_leaves_no_graph_in_memory(layers):
     assert graphs() <= before
 
 
-@pytest.mark.parametrize(("several", "eagerly"), [(2, False), (7, True)])
-def test_no_execution_goes_beyond_its_epoch(several, eagerly):
-    options = {"steps_per_execution": several, "run_eagerly": eagerly}
+def test_no_execution_goes_beyond_its_epoch():
+    options = {"steps_per_execution": 2, "run_eagerly": False}
     model, expected = small(sgd(seed=3), compiled=options), small(sgd(seed=3))
     for each in (model, expected):
         fit(each, epochs=3, initial_epoch=1, rows=20, batch_size=4)
@@ -93,10 +94,9 @@ def test_one_batch_is_one_step_whatever_an_execution_is():
     assert left - model.privacy.steps_left == 1 and steps(model) == 3
 
 
-@pytest.mark.parametrize("compiled", [{"run_eagerly": False}, {"steps_per_execution": 3}])
-def test_data_of_unknown_length_leave_no_step_behind(compiled):
+def test_data_of_unknown_length_leave_no_step_behind():
     """The data end after the step's other inputs are there."""
-    compiled = {"run_eagerly": False} | compiled
+    compiled = {"run_eagerly": False, "steps_per_execution": 3}
     lots = tf.data.Dataset.from_tensor_slices(data(8)).batch(4).filter(lambda *_: True)
     model = small(compiled=compiled)
     model.fit(lots, epochs=2, verbose=0)

@@ -70,7 +70,7 @@ BAD_WORDS, BAD_LABELS = (WORDS, 2**31 - 1, -WORDS - 1, -(2**31)), (3, -1, 2**31 
     ("engine", "jit_compile"),
     [
         ("ghost", False),
-        ("vectorized", False),
+        pytest.param("vectorized", False, marks=pytest.mark.slow),
         pytest.param("ghost", True, marks=pytest.mark.slow),
         pytest.param("vectorized", True, marks=pytest.mark.slow),
     ],

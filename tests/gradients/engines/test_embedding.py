@@ -30,7 +30,6 @@ def tied_by_operations():
 def test_tables():
     plain, masked = layers.Embedding(5, 3), layers.Embedding(5, 3, mask_zero=True)
     check_layers((7,), plain, masked, integers=5)
-    check_layers((2, 3), layers.Embedding(5, 3), integers=5)
 
 
 def test_one_table_for_two_inputs():

@@ -8,7 +8,7 @@ from keras import layers
 
 import tfdp
 from tests.gradients.reference import MedianClip, assert_equal_sums, loop_bounded_sum
-from tfdp.gradients.engines import exact, ghost
+from tfdp.gradients.engines import ghost
 from tfdp.gradients.forward import Forward
 
 WORDS = ["a", "b", "c"]
@@ -46,13 +46,12 @@ def lot():
     )
 
 
-@pytest.mark.parametrize("engine", [ghost, exact], ids=["ghost", "vectorized"])
-def test_gradients_are_those_of_batches_of_one(engine):
+def test_gradients_are_those_of_batches_of_one():
     model = looking_up()
     model.compile("sgd", "mse")
     y, weight = tf.constant([[1.0], [2.0], [0.5]]), tf.ones([3])
     given = (Forward(model), MedianClip(1.0), [*lot()], y, weight, tf.constant(0))
-    assert_equal_sums(engine.bounded_sum(*given), loop_bounded_sum(*given))
+    assert_equal_sums(ghost.bounded_sum(*given), loop_bounded_sum(*given))
 
 
 def test_other_rows_move_no_bit():
@@ -68,11 +67,12 @@ def test_other_rows_move_no_bit():
 
 
 def test_they_train():
-    model = tfdp.make_private(looking_up())
-    model.compile(tfdp.DPKerasSGDOptimizer(0.1, l2_norm_clip=1.0, noise_multiplier=1.0), "mse")
+    model = tfdp.make_private(looking_up(), engine="loop")
+    optimizer = tfdp.DPKerasSGDOptimizer(0.1, l2_norm_clip=1.0, noise_multiplier=1.0)
+    model.compile(optimizer, "mse", run_eagerly=True)
     y = np.ones((3, 1), "float32")
-    model.fit([*lot()], y, batch_size=3, epochs=2, verbose=0)
-    assert model.privacy.steps_taken == 2
+    model.fit([*lot()], y, batch_size=3, verbose=0)
+    assert model.privacy.steps_taken == 1
 
 
 def test_a_text_that_is_padded_to_the_longest_is_refused_by_name():

@@ -14,6 +14,7 @@ def test_layer_normalization():
         layers.LayerNormalization(axis=[1, 2]),
         layers.LayerNormalization(axis=1),
         layers.RMSNormalization(),
+        engines=["ghost"],
         tolerance=3e-5,
     )
 
@@ -25,6 +26,7 @@ def test_group_normalization():
         layers.GroupNormalization(1, center=False),
         layers.GroupNormalization(-1),
         layers.GroupNormalization(2, axis=1),
+        engines=["ghost"],
         tolerance=3e-5,
     )
 

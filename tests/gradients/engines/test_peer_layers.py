@@ -39,6 +39,7 @@ def side_by_side(branches):
     return keras.Model(inputs, layers.Concatenate()(outputs))
 
 
+@pytest.mark.slow
 def test_einsum_dense_with_every_equation():
     branches = [
         ([layers.EinsumDense(equation, output, bias_axes=bias, activation="sigmoid")], shape)
@@ -47,6 +48,7 @@ def test_einsum_dense_with_every_equation():
     check_model(side_by_side(branches), rows=3)
 
 
+@pytest.mark.slow
 def test_normalizations_over_any_axes():
     """layer_normalization_test.py, group_norm_test.py, instance_norm_test.py, rms_norm_test.py."""
     axes = [((3, 4), [1, 2]), ((3, 4, 5), [1]), ((3, 4, 5), [1, 3]), ((3, 5), [-2, -1])]
@@ -77,11 +79,10 @@ class PositionEmbedding(layers.Layer):
         return x + keras.ops.broadcast_to(self.table[: x.shape[1]], keras.ops.shape(x))
 
 
-@pytest.mark.parametrize("microbatch_size", [1, 3])
-def test_layers_of_ones_own(microbatch_size):
+def test_layers_of_ones_own():
     """The graph shows what becomes of their weights."""
     branches = [([PositionEmbedding()], (3, 2)), ([SequenceBias(), layers.Dense(2)], (5, 3))]
-    check_model(side_by_side(branches), rows=6, microbatch_size=microbatch_size)
+    check_model(side_by_side(branches), rows=6, microbatch_size=3)
 
 
 def test_attention_with_a_key_a_mask_and_another_length():

@@ -10,13 +10,11 @@ import tfdp
 from tests.gradients.checking import check_engines, check_traced, normal, summing
 from tests.helpers import LOSS
 from tfdp.gradients.bounds import GlobalL2Clip
-from tfdp.gradients.engines import exact, ghost, loop
+from tfdp.gradients.engines import exact, ghost
 from tfdp.gradients.forward import Forward
 from tfdp.layers import PrivateBatchNormalization
 
-ENGINES = pytest.mark.parametrize(
-    "engine", [exact, ghost, loop], ids=["vectorized", "ghost", "loop"]
-)
+ENGINES = pytest.mark.parametrize("engine", [exact, ghost], ids=["vectorized", "ghost"])
 
 
 def images():
@@ -124,8 +122,8 @@ def test_sums_are_those_of_the_formulas(engine):
 
 @pytest.mark.parametrize(
     ("make", "engine"),
-    [(row_by_row, exact), (images, ghost), (twice, ghost)],
-    ids=["vectorized", "ghost", "ghost, used twice"],
+    [(row_by_row, exact), (images, ghost)],
+    ids=["vectorized", "ghost"],
 )
 def test_an_example_moves_the_sum_by_the_clip_norm_at_most(make, engine):
     """Neighbours differ in one row, which is absent in the second; its inputs are ordinary or huge."""
@@ -139,12 +137,11 @@ def test_an_example_moves_the_sum_by_the_clip_norm_at_most(make, engine):
         assert 0.09 < np.linalg.norm(with_it - without) <= 0.1 * (1 + 1e-4)
 
 
-@pytest.mark.parametrize("engine", [exact, ghost], ids=["vectorized", "ghost"])
-def test_absent_rows_do_not_move_the_statistics(engine):
+def test_absent_rows_do_not_move_the_statistics():
     model, forward = compiled(row_by_row)
     x = normal(3, 4)
     x[1:] = np.nan
-    found, _ = run(engine, forward, 10.0, x, np.arange(3), [1.0, 0.0, 0.0])
+    found, _ = run(ghost, forward, 10.0, x, np.arange(3), [1.0, 0.0, 0.0])
     expected = gradients_by_definition(model, x[:1], np.array([0]))[0]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 

@@ -39,10 +39,8 @@ def frames():
 
 
 MODELS = {
-    "dense of other ranks": lambda: twice(layers.Dense(3), (4,), (7, 4)),
     "images of other sizes": lambda: twice(layers.Conv2D(3, 3), (6, 6, 2), (9, 7, 2)),
     "gru": lambda: twice(layers.GRU(2), (3, 2), (2, 2)),
-    "penalty": lambda: twice(layers.Dense(3, activity_regularizer="l2"), (4,), (4,)),
     "chain": chain,
     "nested": nested,
     "frames": frames,
@@ -54,11 +52,13 @@ def test_layers_that_are_called_several_times(name):
     check_engines(MODELS[name](), engines=["ghost"])
 
 
-@pytest.mark.parametrize("make", [nested, pytest.param(frames, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [nested, frames])
 def test_several_calls_under_xla_and_in_microbatches(make):
     check_traced(make(), rows=4, microbatch_size=2, jit_compile=True)
 
 
+@pytest.mark.slow
 def test_a_masked_recurrent_layer_that_is_called_twice():
     tokens, again = keras.Input((3,), dtype="int32"), layers.LSTM(2, return_sequences=True)
     hidden = layers.Embedding(3, 2, mask_zero=True)(tokens)
@@ -70,9 +70,7 @@ def test_a_masked_recurrent_layer_that_is_called_twice():
 ADAPTED = {
     "dense": (lambda: layers.Dense(5, use_bias=False), (7, 4)),
     "query": (lambda: layers.EinsumDense("abc,cde->abde", (None, 2, 3), bias_axes="de"), (7, 4)),
-    "attention output": (lambda: layers.EinsumDense("abde,dec->abc", (None, 5)), (7, 2, 3)),
     "transposed kernel": (lambda: layers.EinsumDense("ab,cb->ac", 5), (4,)),
-    "ellipsis": (lambda: layers.EinsumDense("...x,xy->...y", 5, activation="relu"), (3, 4)),
 }
 
 
@@ -142,10 +140,8 @@ def weighted_words(size):
 
 NEIGHBOURS = {
     "siamese": siamese,
-    "over time": lambda: pooled(layers.TimeDistributed(layers.Dense(4))),
     "LoRA": lambda: pooled(layers.Dense(4), lora=True),
-    "tied": lambda: weighted_words(9),
-    "tied, large": lambda: weighted_words(9000),
+    "tied": lambda: weighted_words(9000),
 }
 EXTREMES = {"cancelling": [1e12, -1e12, 1e12, -1e12], "huge": 1e15, "not finite": np.nan}
 
