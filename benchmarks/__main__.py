@@ -13,7 +13,7 @@ from benchmarks import gpu, gpu_report, report, suites, summary
 from benchmarks.environments import NoEnvironment, interpreter
 from benchmarks.measure import measure
 from benchmarks.results import Results
-from benchmarks.subjects import LOTS, MODELS, PEERS, REALISTIC
+from benchmarks.subjects import LOTS, MODELS, PEERS, REALISTIC, family_of
 
 DEFAULT_PEERS = (
     "tfdp",
@@ -91,7 +91,6 @@ def parser() -> argparse.ArgumentParser:
     add("--cache", type=Path, default=Path(".benchmarks"), help="folder of the environments")
     add("--scale", action="store_true", help="measures memory and time of large lots instead")
     add("--vocabulary", action="store_true", help="measures large embeddings instead")
-    add("--overhead", action="store_true", help="measures what is not the step instead")
     add("--device", choices=("cpu", "gpu"), default="cpu", help="gpu: a sitting on one GPU")
     add("--note", default="", help="sentence that the report prints, such as on other load")
     return made
@@ -141,7 +140,7 @@ def _measure(flags, spec, results, suite):
         if time.monotonic() > deadline:
             logging.info("Time is up at %d of %d; the same command resumes.", position, len(todo))
             break
-        family = suite.family(point)
+        family = family_of(point["subject"])
         try:
             python = interpreter(family, flags.cache)
         except NoEnvironment as reason:

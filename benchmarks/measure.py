@@ -39,8 +39,8 @@ def measure(
 
     Returns:
         For each point, up to the last that was begun, a record with one of: the statistics of the step
-        times, such as "step_ms" (their median); "parts" (milliseconds by name); or the reason under
-        "unsupported", "skipped" or "failed".
+        times, such as "step_ms" (their median); or the reason under "unsupported", "skipped" or
+        "failed".
     """
     load = os.getloadavg()[0]
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
@@ -102,8 +102,6 @@ def _record(answer):
     for reason in ("unsupported", "skipped", "failed"):
         if reason in answer:
             return {reason: _short(answer[reason])}
-    if "parts" in answer:
-        return {"parts": {name: round(value, 4) for name, value in answer["parts"].items()}}
     durations = answer.get("durations")
     if not durations:
         return {"failed": "no step was timed"}

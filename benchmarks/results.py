@@ -97,7 +97,7 @@ class Results:
         """Stores the record of a point, and saves the file."""
         record = dict(record)
         if versions := record.pop("versions", None):
-            self.content["versions"][point.get("subject", "tfdp")] = versions
+            self.content["versions"][point["subject"]] = versions
         self.content.setdefault(section, []).append({**point, **record})
         self.content["date"] = datetime.date.today().isoformat()
         partial = self.path.with_name(self.path.name + ".partial")

@@ -74,8 +74,6 @@ FAMILIES = {
         Family("jax_privacy", "keras_jax", "run_jax_privacy.py"),
     )
 }
-# Parts of tfdp's `fit`, which have no subject.
-OVERHEAD = Family("tfdp", "keras_tf", "run_overhead.py", own_environment=False)
 # The private subjects that --peers can name, with the names of their families.
 PEERS = {
     "tfdp": "tfdp",

@@ -1,4 +1,4 @@
-"""What `python -m benchmarks` measures: whole steps, large lots and embeddings, what is not the step.
+"""What `python -m benchmarks` measures: whole steps, large lots and large embeddings.
 
 A suite has points, each measured in a process of its own, and the lines that the report has of it.
 Odd rounds reverse the order of the subjects, so that none is always the first.
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from benchmarks.subjects import LABELS, OVERHEAD, REALISTIC, Family, family_of, groups
+from benchmarks.subjects import LABELS, REALISTIC, groups
 from benchmarks.summary import Spread, number, spread
 
 
@@ -27,10 +27,6 @@ class Suite:
     section: str
     points: Callable[[int], Iterable[dict]]
     rest: Callable[[dict], dict] = lambda point: {}
-
-    def family(self, point: dict) -> Family:
-        """The framework that measures a point."""
-        return family_of(point["subject"]) if "subject" in point else OVERHEAD
 
 
 def steps(models: list[str], lots: list[int], peers: list[str]) -> Suite:
@@ -164,37 +160,6 @@ def _vocabulary_lines(records: list[dict]) -> list[str]:
     return [*lines, ""]
 
 
-# -- What `fit` spends on lots and metrics.
-
-PARTS = {
-    "fit": "`fit` with Poisson lots and accuracy",
-    "fit_plain": "`fit` with Poisson lots, without metrics",
-    "fit_cyclic": "the same with lots of fixed order",
-    "lots": "drawing and gathering lots alone (beside the step otherwise)",
-}
-PARTS_SPEC = {"model": _CNN, "lot": 256, "examples": 60_000}
-
-
-def _overhead_lines(records: list[dict]) -> list[str]:
-    parts = [record["parts"] for record in records if "parts" in record]
-    if not parts:
-        return []
-    lines = [
-        "## What is not the step",
-        "",
-        f"{_CNN}, Poisson lots of {PARTS_SPEC['lot']} out of {PARTS_SPEC['examples']:,} examples, "
-        "ghost engine. All parts are measured in one process, in turns; medians, and their range over "
-        "processes. Processor time counts all threads.",
-        "",
-        "| | ms | processor ms |",
-        "| --- | --- | --- |",
-    ]
-    for name, label in PARTS.items():
-        wall, cpu = (spread(Spread.of_key(parts, name + kind)) for kind in ("", "_cpu"))
-        lines.append(f"| {label} | {wall} | {cpu} |")
-    return [*lines, ""]
-
-
 SUITES = {
     "scale": Suite(
         "scale", _in_turns([{"subject": name, "lot": lot} for name, lot in _SCALE]), _scale_rest
@@ -204,11 +169,10 @@ SUITES = {
         _in_turns([{"subject": s, "vocabulary": v} for v in _VOCABULARIES for s in _TWO]),
         lambda _: {"model": _LSTM, "lot": _LOT},
     ),
-    "overhead": Suite("overhead", _in_turns([{}]), lambda _: PARTS_SPEC),
 }
 
 
 def lines(content: dict) -> list[str]:
     """Returns what the report says of all suites but whole steps."""
-    of = {"scale": _scale_lines, "vocabulary": _vocabulary_lines, "overhead": _overhead_lines}
+    of = {"scale": _scale_lines, "vocabulary": _vocabulary_lines}
     return [line for name, make in of.items() for line in make(content.get(name, []))]

@@ -1,28 +1,25 @@
 """Command line: every table and figure of the papers, and the tables of our own.
 
     python -m papers list [NAME...]
-    python -m papers run NAME... [--jobs=1] [--seeds=3] [--budget_minutes=60] [--skip_recorded]
+    python -m papers run NAME... [--seeds=1] [--skip_recorded]
     python -m papers report [--out=FOLDER]
 
 NAME is a table, a row or a cell: si_dpsgd.T4, si_dpsgd.T4.dpsgd_lenet5 or si_dpsgd.T4.dpsgd_lenet5.3. A
 training that is finished is not run again, and one that was interrupted is resumed. The exit status of
-`run` is 0 if all is done, 2 if something failed, and 75 if another process makes some of it or the
-budget ended; the same command resumes it.
+`run` is 0 if all is done and 2 if something failed; the same command resumes it.
 """
 
 import argparse
 import dataclasses
 import importlib.util
-import math
-import os
+import shlex
 import signal
+import statistics
 import sys
 from pathlib import Path
 
 from papers import records
-from papers.catalogue import UnknownName, cells
-
-_LATER = 75  # EX_TEMPFAIL of sysexits.h
+from papers.catalogue import cells, tables
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -30,9 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return options.action(options, records.read())
-    except (UnknownName, OSError) as error:
-        if isinstance(error, BrokenPipeError):
-            raise
+    except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
@@ -51,31 +46,25 @@ def _parser():
         if names:
             made.add_argument("names", nargs=names, metavar="NAME")
         made.add_argument(
-            "--results", type=_folder, default="runs/papers", help="the folder of all results"
+            "--results", type=_folder, default="runs/papers", help="folder of results"
         )
         return made
 
-    command("list", _list, "what there is, and what it costs", "*")
-    run = command("run", _run, "run what is missing", "+")
-    run.add_argument("--jobs", type=_positive(int), default=1, help="cells at a time")
-    run.add_argument(
-        "--budget_minutes",
-        type=_positive(float),
-        default=math.inf,
-        help="begin no cell after this time; one that has begun runs all of its seeds",
+    command(
+        "list", _list, "what there is, how much of it was run, and the commands that run it", "*"
     )
+    run = command("run", _run, "run what is missing", "+")
+    run.add_argument("--seeds", type=int, help="run this many seeds of each cell only")
     run.add_argument(
         "--skip_recorded", action="store_true", help="leave out what papers/records holds"
     )
-    run.add_argument("--seeds", type=_positive(int), help="run this many seeds of each cell only")
-    run.add_argument("--data_dir", help="where tensorflow_datasets keeps its data")
     report = command("report", _report, "write the pages from the records and what was run here")
     report.add_argument(
         "--out",
         type=_folder,
-        help="a folder for pages and records, laid out like the repository, in which yours join the "
-        "recorded ones, and take the place of those of the same cell and seed (--out=. updates the "
-        "repository); by default the pages go to RESULTS/pages and show yours in lines of their own",
+        help="a folder for pages and records, laid out like the repository, in which yours take the "
+        "place of those of the same cell and seed; RESULTS/pages by default (--out=. updates the "
+        "repository)",
     )
     return parser
 
@@ -84,52 +73,55 @@ def _folder(text):
     return Path(text).expanduser()  # shells leave the ~ of --results=~/r as it is
 
 
-def _positive(kind):
-    def number(text):
-        value = kind(text)
-        if not value > 0:
-            raise argparse.ArgumentTypeError(f"expected a number above 0, found {text}")
-        return value
-
-    return number
-
-
 def _list(options, recorded):
-    from papers.listing import print_cells, print_tables
-
     if options.names:
-        print_cells(options.names, options.results, recorded)
-    else:
-        print_tables(options.results, recorded)
+        for cell in cells(options.names):
+            print(_described(cell, options.results, recorded))
+        return 0
+    own = records.collect(options.results, cells())
+    print(f"{'name':<26}{'runs':>7}{'recorded':>10}{'here':>7}  title")
+    for table in tables():
+        run = {cell.source: cell for cell in table.cells}.values()
+        seeds = sum(len(cell.seeds) for cell in run)
+        kept, here = (sum(len(records.runs_of(c, some)) for c in run) for some in (recorded, own))
+        print(f"{table.name:<26}{seeds:>7}{kept:>10}{here:>7}  {table.title}")
     return 0
+
+
+def _described(cell, results, recorded) -> str:
+    """The paper's figure, what was run, and the command that runs it."""
+    from papers.computed import shown
+    from papers.running import command
+
+    printed = "nothing" if cell.printed is None else cell.printed
+    said = f"{cell.name}: the paper prints {printed}"
+    if not cell.seeds:
+        return f"{said}; not run: {cell.absent or 'the paper quotes it from others.'}"
+    for whose, some in (("recorded", recorded), ("here", records.collect(results, [cell]))):
+        if runs := records.runs_of(cell, some):
+            found = f"{len(runs)} seeds" if cell.computed else shown(cell, some)
+            minutes = statistics.fmean(run["seconds"] for run in runs.values()) / 60
+            said += f"; {whose} {found}, {minutes:.1f} min each"
+    first = f"    first: python -m papers run {cell.start}\n" if cell.start else ""
+    return f"{said}\n{first}    {shlex.join(command(cell, cell.seeds, results))}"
 
 
 def _run(options, recorded):
     from papers import running
+    from papers.computed import shown
 
-    if options.data_dir is not None:
-        os.environ["TFDS_DATA_DIR"] = options.data_dir
-    chosen = [
-        dataclasses.replace(cell, seeds=cell.seeds[: options.seeds])
-        for cell in cells(options.names)
-    ]
-    ended = running.run(
-        chosen,
-        options.results,
-        recorded,
-        skip=options.skip_recorded,
-        jobs=options.jobs,
-        budget_minutes=options.budget_minutes,
-    )
-    counts = ", ".join(f"{len(names)} {how}" for how, names in ended.items() if names)
-    if counts:
-        where = " (or recorded in papers/records)" if options.skip_recorded else ""
-        print(f"Cells: {counts}. Results are in {options.results}{where}.")
-    if absent := sum(bool(cell.absent or cell.quoted) for cell in chosen):
-        print(f"Not run by design, or quoted: {absent} cells (`list NAME` says why).")
-    if ended["failed"]:
-        return 2
-    return _LATER if ended["busy"] or ended["left"] else 0
+    status = 0
+    for cell in cells(options.names):
+        cell = dataclasses.replace(cell, seeds=cell.seeds[: options.seeds])
+        if options.skip_recorded and {*cell.seeds} <= {*records.runs_of(cell, recorded)}:
+            continue
+        try:
+            found = shown(cell, {cell.source: running.run(cell, options.results)})
+            said = "done" if cell.computed else found
+        except running.Failed as failed:
+            status, said = 2, f"failed: {failed}"
+        print(f"{cell.name}: {said}", flush=True)
+    return status
 
 
 def _report(options, recorded):
@@ -139,21 +131,16 @@ def _report(options, recorded):
         print("error: The figures need matplotlib: pip install 'tfdp[plot]'.", file=sys.stderr)
         return 2
     # The recorded pages are not written over by whoever trains a cell again.
-    out = options.out or options.results / "pages"
-    joined = options.out is not None
-    for line in write_pages(options.results, out, recorded, joined):
-        print(line)
+    for path in write_pages(options.results, options.out or options.results / "pages", recorded):
+        print(f"Written: {path}")
     return 0
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # of a pager
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         sys.exit(main())
     except KeyboardInterrupt:
         print("\nInterrupted. The same command resumes it.", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
-    except (
-        BrokenPipeError
-    ):  # of a pager; Python flushes stdout once more, which must not fail again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

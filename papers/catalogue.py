@@ -9,7 +9,7 @@ It is in tables/*.toml, one file for each paper, or for tables of our own:
     title = "MNIST, accuracy by claimed epsilon"
     axis = "claimed epsilon"
     columns = ["inf", "7", ...]
-    guides = [[10, "chance"]]       # lines in the figure
+    figure = "columns"              # see `Table`
     flags = "--dataset=mnist ..."   # of train.py; a later flag of one name replaces an earlier one
     column_flags = {inf = "--mechanism=none"}
     [[tables.rows]]
@@ -19,7 +19,6 @@ It is in tables/*.toml, one file for each paper, or for tables of our own:
     paper_error = [0.02, "", ...]   # the standard errors that it prints, if it does
     flags = "--mechanism=dpsgd ..."
     seeds = 3
-    minutes = 4.0                   # of one seed on two quiet cores, measured
     differs = "..."                 # from the paper; of a table, too, for all of its rows
     cells = {"0.5" = {flags = "...", seeds = 1}, "7" = {absent = "why, and what it would cost"}}
     quoted = true                   # a figure that the paper takes from elsewhere: never run
@@ -44,28 +43,18 @@ ROOT = Path(__file__).resolve().parents[1]
 TABLES = ROOT / "papers" / "tables"
 
 
-class UnknownName(ValueError):
-    """No table, row or cell has this name."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One cell of a table.
+    """One cell of a table; further attributes are those of the file, empty for nothing.
 
     Attributes:
         name: "paper.table.row.column".
         label: that of its row.
-        column: the column's name.
-        flags: the flags of train.py, without the seed.
+        flags: all flags of train.py but the seed, or the arguments of the computation.
+        seeds: the seeds that are run; empty if none is.
+        source: name of the cell that is run: its own, or another's with the same training.
         printed: what the paper prints there: a number in percent, a text, or None.
         printed_error: the standard error that the paper prints with it, or None.
-        seeds: the seeds that are trained; empty if it is not.
-        minutes: what one seed takes on two quiet cores; None if unknown.
-        differs: in what the training differs from the paper.
-        absent: why it is not trained, and what it would cost; empty if it is.
-        quoted: whether the paper takes its figure from elsewhere.
-        source: name of the cell that is trained: its own, or another's with the same training.
-        start: name of the cell whose weights are the initial ones; empty for none.
         computed: name of the computation; empty for a training.
     """
 
@@ -73,21 +62,15 @@ class Cell:
     label: str
     column: str
     flags: tuple[str, ...]
+    seeds: tuple[int, ...]
+    source: str
     printed: float | str | None
     printed_error: float | None
-    seeds: tuple[int, ...]
-    minutes: float | None
     differs: str
     absent: str
     quoted: bool
-    source: str
-    start: str = ""
-    computed: str = ""
-
-    @property
-    def table(self) -> str:
-        """Name of the table: "paper.table"."""
-        return ".".join(self.name.split(".")[:2])
+    start: str
+    computed: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,21 +85,15 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """One table or figure; the attributes are those of the file.
+    """One table or figure; further attributes are those of the file.
 
     Attributes:
         name: "paper.table".
-        paper: name of the paper in words.
-        cited: authors and title of the paper, and where it is found.
         guarantee: which epsilon the columns are: "claimed", "proven" or "" for none.
-        curves: whether accuracy by epoch is drawn.
-        by: "claimed" or "proven" to draw the figure over this epsilon, not over the columns.
-        errors: whether the figure shows test errors on a logarithmic scale, not accuracies.
+        figure: what is drawn, if anything: accuracy by "epoch", by "columns" or by "claimed" epsilon;
+            "histogram", "audits", or the names of computed values, such as "sigma proven".
         lines: further attributes of trainings that the page shows, such as "noise_multiplier".
         note: what has to be said below it.
-        differs: in what all rows differ from the paper.
-        guides: (accuracy in percent, words): lines in the figure to compare with.
-        computed: name of the computation of its cells; empty for trainings.
     """
 
     name: str
@@ -127,13 +104,10 @@ class Table:
     cited: str = ""
     axis: str = ""
     guarantee: str = ""
-    curves: bool = False
-    by: str = ""
-    errors: bool = False
+    figure: str = ""
     lines: tuple[str, ...] = ()
     note: str = ""
     differs: str = ""
-    guides: tuple[tuple[float, str], ...] = ()
     computed: str = ""
 
     @property
@@ -141,50 +115,21 @@ class Table:
         """All cells, row by row."""
         return [cell for row in self.rows for cell in row.cells]
 
-    @property
-    def trained(self) -> list[Cell]:
-        """The cells with trainings; of several that share one, the first."""
-        return list({c.source: c for c in reversed(self.cells) if c.seeds}.values())[::-1]
-
 
 @functools.cache
 def tables() -> tuple[Table, ...]:
-    """Returns all tables, paper by paper."""
-    found = []
-    for path in sorted(TABLES.glob("*.toml")):
-        content = tomllib.loads(path.read_text())
-        found += [_table(path.stem, content, table) for table in content["tables"]]
-    known = {cell.name: cell for table in found for cell in table.cells}
-    differs = {table.name: table.differs for table in found}
+    """Returns all tables, paper by paper.
+
+    Raises:
+        ValueError: a file names a column or a cell that there is not.
+    """
+    papers = {path.stem: tomllib.loads(path.read_text()) for path in sorted(TABLES.glob("*.toml"))}
+    entries = {name: entry for paper in papers.items() for name, entry in _entries(*paper)}
     return tuple(
-        dataclasses.replace(
-            table, rows=tuple(_with_sources(row, known, differs) for row in table.rows)
-        )
-        for table in found
+        _table(f"{stem}.{table['name']}", paper, table, entries)
+        for stem, paper in papers.items()
+        for table in paper["tables"]
     )
-
-
-def _with_sources(row: Row, known, differs) -> Row:
-    """Returns the row with the trainings of other cells filled in, where its cells name them."""
-    cells = tuple(_with_source(cell, known, differs) for cell in row.cells)
-    shared = all(cell.source != cell.name for cell in cells)
-    return dataclasses.replace(
-        row, cells=cells, differs=cells[0].differs if shared else row.differs
-    )
-
-
-def _with_source(cell: Cell, known, differs) -> Cell:
-    for name in filter(None, (cell.source, cell.start)):
-        if name not in known or known[name].source != name:
-            raise ValueError(f"{cell.name} names {name}, which is no cell with its own trainings.")
-    if cell.source == cell.name or cell.absent:
-        return cell
-    other = known[cell.source]
-    texts = (other.differs, differs[other.table])
-    return dataclasses.replace(
-        cell, flags=other.flags, seeds=other.seeds, minutes=other.minutes, absent=other.absent,
-        start=other.start, differs=cell.differs or " ".join(filter(None, texts)),
-    )  # fmt: skip
 
 
 def cells(names: Iterable[str] = ()) -> list[Cell]:
@@ -194,25 +139,21 @@ def cells(names: Iterable[str] = ()) -> list[Cell]:
         names: of papers, tables, rows or cells, such as "si_dpsgd.T4" or "si_dpsgd.T4.dpsgd_lenet5.3".
 
     Raises:
-        UnknownName: nothing has such a name.
+        ValueError: nothing has such a name.
     """
-    every = {cell.name: cell for table in tables() for cell in table.cells}
-    found = {} if names else every
+    every = [cell for table in tables() for cell in table.cells]
+    groups = {}  # the cells of a paper, a table, a row, and each cell by itself
+    for cell in every:
+        parts = cell.name.split(".", 3)  # a column may have a dot
+        for i in range(1, 5):
+            groups.setdefault(".".join(parts[:i]), []).append(cell)
     for name in names:
-        # A column may have a dot, so that 0 is no prefix of 0.5.
-        inner = name.count(".") < 3
-        chosen = {
-            n: c for n, c in every.items() if n == name or (inner and n.startswith(name + "."))
-        }
-        if not chosen:
-            parts = (n.split(".", 3) for n in every)
-            known = {".".join(part[:i]) for part in parts for i in range(1, 5)}
-            raise UnknownName(
+        if name not in groups:
+            raise ValueError(
                 f"No table, row or cell is called {name!r}; `list` shows all."
-                f"{did_you_mean(name, sorted(known))}"
+                f"{did_you_mean(name, sorted(groups))}"
             )
-        found |= chosen
-    return list(found.values())
+    return list(dict.fromkeys(cell for name in names for cell in groups[name])) or every
 
 
 def merged(*texts: str) -> tuple[str, ...]:
@@ -233,47 +174,64 @@ def pairs(flags: Iterable[str]) -> Iterator[tuple[str, str]]:
         yield (name.removeprefix("no"), "false") if negated else (name, value if equals else "true")
 
 
-def _table(stem, paper, content) -> Table:
-    own = {**content, "name": f"{stem}.{content['name']}"}
-    for name in ("flags", "column_flags", "first_seed"):  # of its cells
-        own.pop(name, None)
-    own["rows"] = tuple(_row(own["name"], content, row) for row in content["rows"])
-    own["guides"] = tuple(map(tuple, content.get("guides", ())))
-    own["columns"], own["lines"] = tuple(content["columns"]), tuple(content.get("lines", ()))
-    return Table(paper=paper["paper"], cited=paper.get("cited", ""), **own)
+def _entries(stem, paper) -> Iterator[tuple[str, dict]]:
+    """Yields what is said of each cell: in its own entry, else of its row, else of its table."""
+    for table in paper["tables"]:
+        shared = {"seeds": 1 if "computed" in table else 3, "first_seed": 1, "computed": ""}
+        shared |= {key: table[key] for key in shared if key in table}
+        shared["differs_all"] = table.get("differs", "")
+        for row in table["rows"]:
+            cells = row.get("cells", {})
+            if unknown := {*cells, *row.get("column_flags", ())} - {*table["columns"]}:
+                raise ValueError(f"{stem}.{table['name']} has no columns {unknown}.")
+            for column in table["columns"]:
+                own, levels = cells.get(column, {}), (table, row)
+                flags = [level.get("flags", "") for level in levels]
+                flags += [level.get("column_flags", {}).get(column, "") for level in levels]
+                flags = merged(*flags, own.get("flags", ""))
+                name = f"{stem}.{table['name']}.{row['name']}.{column}"
+                yield name, {**shared, **row, **own, "flags": flags}
 
 
-def _row(table, common, row) -> Row:
-    columns, name = common["columns"], f"{table}.{row['name']}"
-    if unknown := row.get("cells", {}).keys() - {*columns}:
-        raise ValueError(f"The table of {name} has no columns {unknown}.")
-    empty = [""] * len(columns)
-    printed = zip(columns, row.get("paper", empty), row.get("paper_error", empty), strict=True)
-    cells = tuple(_cell(name, *each, common, row) for each in printed)
-    return Row(row["label"], cells, row.get("differs", ""), row.get("quoted", False))
+def _table(name, paper, content, entries) -> Table:
+    own = {key: content[key] for key in content.keys() & Table.__dataclass_fields__}
+    own["rows"] = tuple(_row(f"{name}.{r['name']}", content, r, entries) for r in content["rows"])
+    return Table(**own | {"name": name, "paper": paper["paper"], "cited": paper.get("cited", "")})
 
 
-def _cell(row_name, column, printed, error, table, row) -> Cell:
-    """Makes a cell; what stands in its entry of `cells` wins over its row, and that over the table."""
-    own = row.get("cells", {}).get(column, {})
-    known, levels = {**row, **own}, (table, row)
-    flags = [level.get("flags", "") for level in levels]
-    flags += [level.get("column_flags", {}).get(column, "") for level in levels]
-    first, seeds = table.get("first_seed", 1), known.get("seeds", 1 if "computed" in table else 3)
-    run = not (row.get("quoted") or known.get("absent"))
+def _row(name, table, row, entries) -> Row:
+    empty = [""] * len(table["columns"])
+    printed = (row.get("paper", empty), row.get("paper_error", empty))
+    columns = zip(table["columns"], *printed, strict=True)
+    cells = tuple(_cell(f"{name}.{column}", column, *each, entries) for column, *each in columns)
+    differs = cells[0].differs if "same_as" in row else row.get("differs", "")
+    return Row(row["label"], cells, differs, row.get("quoted", False))
+
+
+def _cell(name, column, printed, error, entries) -> Cell:
+    own = entries[name]
+    source, differs = own.get("same_as", name), own.get("differs", "")
+    source += f".{column}" if source.count(".") == 2 else ""
+    for other in (source, own.get("start", source)):
+        if other not in entries or (other != name and "same_as" in entries[other]):
+            raise ValueError(f"{name} names {other}, which is no cell with its own trainings.")
+    run = entries[source]
+    if source != name and not differs:
+        differs = " ".join(filter(None, (run.get("differs"), run["differs_all"])))
+    first = run["first_seed"]
+    is_run = not ("quoted" in own or "absent" in run)
     return Cell(
-        name=f"{row_name}.{column}",
-        label=row["label"],
+        name=name,
+        label=own["label"],
         column=column,
-        flags=merged(*flags, own.get("flags", "")),
+        flags=run["flags"],
+        seeds=tuple(range(first, first + run["seeds"])) if is_run else (),
+        source=source,
         printed=None if printed == "" else printed,
         printed_error=None if error == "" else error,
-        seeds=tuple(range(first, first + seeds)) if run else (),
-        minutes=known.get("minutes"),
-        differs=known.get("differs", ""),
-        absent=known.get("absent", ""),
-        quoted=row.get("quoted", False),
-        source=own.get("same_as", f"{row.get('same_as', row_name)}.{column}"),
-        start=known.get("start", ""),
-        computed=table.get("computed", ""),
+        differs=differs,
+        absent=run.get("absent", ""),
+        quoted="quoted" in own,
+        start=run.get("start", ""),
+        computed=run["computed"],
     )

@@ -5,31 +5,18 @@ is not private. This is for public data only.
 """
 
 import numpy as np
+from scipy import stats
 
 # The histogram reaches this many standard deviations to both sides, in bins of a tenth of one.
 _REACH, _BINS = 8.0, 160
 
 
-def compute(
-    *,
-    dataset: str,
-    model: str,
-    normalization: str,
-    batch_size: int,
-    learning_rate: float,
-    epochs: int,
-    examples: int,
-    seed: int,
-    train_split: str | None = None,
-) -> dict:
+def compute(*, examples: int, **settings) -> dict:
     """Trains without privacy, and measures the gradients of single training examples.
 
     Args:
-        dataset, train_split: the data.
-        model, normalization: the network.
-        batch_size, learning_rate, epochs, seed: the training, by gradient descent. The seed is that of
-            the initial weights; lots are drawn anew each time.
         examples: how many gradients are measured: those of the first training examples.
+        settings: those of the training, as for `Experiment`; lots are drawn anew each time.
 
     Returns:
         What `summary` returns, and "test_accuracy" in percent.
@@ -38,20 +25,9 @@ def compute(
     from tfdp import data
     from tfdp.experiments import Experiment, run
 
-    experiment = Experiment(
-        mechanism="none",
-        dataset=dataset,
-        model=model,
-        normalization=normalization,
-        sampling="shuffle",
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        epochs=epochs,
-        seed=seed,
-        train_split=train_split,
-    )
+    experiment = Experiment(mechanism="none", sampling="shuffle", **settings)
     result = run(experiment, verbose=0)
-    found = data.load(dataset, train_split=train_split)
+    found = data.load(experiment.dataset, train_split=experiment.train_split)
     entries = gradients(result.model, found.x_train[:examples], found.y_train[:examples])
     return summary(entries) | {"test_accuracy": 100 * result.test_accuracy}
 
@@ -71,8 +47,7 @@ def gradients(model, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         with tf.GradientTape() as tape:
             logits = model(one[None], training=False)
             loss = tf.nn.sparse_softmax_cross_entropy_with_logits(label[None], logits)
-        weights = [variable.value for variable in model.trainable_variables]
-        parts = tape.gradient(loss, weights)
+        parts = tape.gradient(loss, [each.value for each in model.trainable_variables])
         return tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0)
 
     x, y = tf.convert_to_tensor(x), tf.convert_to_tensor(y)
@@ -86,34 +61,25 @@ def summary(entries: np.ndarray) -> dict:
         entries: numbers, any shape.
 
     Returns:
-        "mean" and "deviation" of the fitted Gaussian; "within_one", the percentage of entries within
-        one deviation of the mean (68.27 for a Gaussian); "kurtosis", the excess kurtosis (0);
-        "zeros", the percentage of entries that are exactly 0; "nonzero_within_one" and
-        "nonzero_kurtosis", of a Gaussian that is fitted to the others; "count"; and "edges" and
-        "density", the histogram over (entry - mean) / deviation.
+        "deviation" of the fitted Gaussian; "within_one", the percentage of entries within one of the
+        mean (68.27 for a Gaussian); "kurtosis", the excess kurtosis (0); "zeros", the percentage of
+        entries that are exactly 0; "nonzero_within_one" and "nonzero_kurtosis", those of the others;
+        and "edges" and "density", the histogram over (entry - mean) / deviation.
     """
     entries = np.asarray(entries, float).reshape(-1)
-    mean, deviation, standard, within_one, kurtosis = _fitted(entries)
-    *_, nonzero_within_one, nonzero_kurtosis = _fitted(entries[entries != 0])
     edges = np.linspace(-_REACH, _REACH, _BINS + 1)
-    counts, _ = np.histogram(standard, edges)
+    counts, _ = np.histogram(stats.zscore(entries), edges)
+    density = counts / len(entries) / np.diff(edges)
     return {
-        "mean": mean,
-        "deviation": deviation,
-        "within_one": within_one,
-        "kurtosis": kurtosis,
+        "deviation": float(entries.std()),
         "zeros": 100 * float(np.mean(entries == 0)),
-        "nonzero_within_one": nonzero_within_one,
-        "nonzero_kurtosis": nonzero_kurtosis,
-        "count": len(entries),
         "edges": [float(f"{edge:.6g}") for edge in edges],
-        "density": [float(f"{value:.6g}") for value in counts / len(entries) / np.diff(edges)],
+        "density": [float(f"{value:.6g}") for value in density],
+        **_shape(entries),
+        **{f"nonzero_{name}": value for name, value in _shape(entries[entries != 0]).items()},
     }
 
 
-def _fitted(entries):
-    """(mean, deviation, standardized entries, percentage within one deviation, excess kurtosis)."""
-    mean, deviation = float(entries.mean()), float(entries.std())
-    standard = (entries - mean) / deviation
-    within = 100 * float(np.mean(np.abs(standard) <= 1))
-    return mean, deviation, standard, within, float(np.mean(standard**4)) - 3
+def _shape(entries) -> dict:
+    within = 100 * float(np.mean(np.abs(stats.zscore(entries)) <= 1))
+    return {"within_one": within, "kurtosis": float(stats.kurtosis(entries))}

@@ -2,70 +2,59 @@
 
 import math
 import os
+import statistics
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 
-from papers import computed, figures, records
-from papers.catalogue import ROOT, Cell, cells, tables
-from papers.computed import COMPUTATIONS
-from papers.records import Measured, Records, measured, minutes_of
-from tfdp.accounting.guarantee import format_epsilon
+from papers import figures, records
+from papers.catalogue import ROOT, Cell, Table, cells, tables
+from papers.computed import COMPUTATIONS, shown
+from papers.records import Records
+from tfdp.accounting.guarantee import VACUOUS_ABOVE, format_epsilon
 
 FIGURES = "papers/figures"
 _PAGES = ROOT / "papers" / "pages.toml"
-_AGAIN = (
-    "`python -m papers run NAME` trains a table, row or cell again, and "
-    "`python -m papers report` shows it beside these records."
-)
-_YOURS = (
-    "*Yours* is what was trained in `{}`, by the same settings; other figures are recorded ones."
-)
 
 
-def write_pages(results: Path, out: Path, recorded: Records, joined: bool = True) -> list[str]:
+def write_pages(results: Path, out: Path, recorded: Records) -> list[Path]:
     """Writes all pages with their figures into a folder, which is laid out like the repository.
 
     Args:
-        results: the folder of all results; it need not exist.
-        out: the folder.
+        results: the folder of all results, which join the records in place of those of their seeds; it
+            need not exist.
+        out: the folder; the records are written, too.
         recorded: the records.
-        joined: whether the results join the records, in place of those of their seeds, which are then
-            written, too. Otherwise they have lines of their own.
 
     Returns:
-        What was written, line by line.
+        The pages.
     """
-    own, said = records.collect(results, cells()), []
-    if joined:
-        recorded, own = records.merge(recorded, own), {}
-        records.write(out / records.RECORDS.relative_to(ROOT), recorded)
+    recorded = records.merge(recorded, records.collect(results, cells()))
+    folder = out / records.RECORDS.relative_to(ROOT)
+    for paper in {name.split(".")[0] for name in recorded}:
+        some = {n: r for n, r in recorded.items() if n.startswith(f"{paper}.")}
+        records.write(folder / f"{paper}.json", some)
     (out / FIGURES).mkdir(parents=True, exist_ok=True)
+    paths = []
     for page in tomllib.loads(_PAGES.read_text())["pages"]:
         path = out / page["path"]
         path.parent.mkdir(parents=True, exist_ok=True)
-        introduction = page["introduction"].strip()
-        introduction += "" if joined else f" {_YOURS.format(results)}"
-        shown = [table for table in tables() if table.name.split(".")[0] in page["papers"]]
-        lines = [f"# {page['title']}", "", introduction, "", *_overview(shown, recorded, path)]
-        for table in shown:
-            lines += _section(table, recorded, own, out, path)
+        of_page = [table for table in tables() if table.name.split(".")[0] in page["papers"]]
+        lines = [f"# {page['title']}", "", page["introduction"].strip(), ""]
+        lines += _overview(of_page, recorded)
+        for table in of_page:
+            lines += _section(table, recorded, out, path)
         path.write_text("\n".join(lines))
-        said.append(f"Written: {path}")
-    return said
+        paths.append(path)
+    return paths
 
 
-def _overview(shown, recorded, path) -> list[str]:
+def _overview(of_page, recorded) -> list[str]:
     """The papers, and how much of each table is measured."""
-    cited = {table.paper: table.cited for table in shown if table.cited}
+    cited = {table.paper: table.cited for table in of_page if table.cited}
     lines = [f"* {paper}: {text}" for paper, text in cited.items()]
-    if cited:
-        if (path.parent / "findings.md").exists():
-            lines += ["", "[What we found about the papers](findings.md)"]
-        lines.append("")
-    lines += [_AGAIN, "", "| name | what it shows | cells measured |", "| --- | --- | --- |"]
-    lines += [f"| `{t.name}` | {_title(t)} | {_counted(t, recorded)} |" for t in shown]
-    return [*lines, ""]
+    rows = [(f"`{t.name}`", [_title(t), _counted(t, recorded)]) for t in of_page]
+    head = [("name", ["what it shows", "cells measured"])]
+    return [*lines, *[""][: len(lines)], *_markdown(head + rows, "---"), ""]
 
 
 def _title(table) -> str:
@@ -82,77 +71,65 @@ def _counted(table, recorded) -> str:
     return said + (f" ({quoted} more quoted)" if quoted else "")
 
 
-def _section(table, recorded, own, out, path) -> list[str]:
+def _section(table, recorded, out, path) -> list[str]:
     """The table, its figure and the remarks on it."""
-    shown = computed.values if table.computed else measured
-    found, yours = ({cell.name: shown(cell, r) for cell in table.cells} for r in (recorded, own))
+    found = {cell.name: shown(cell, recorded) for cell in table.cells}
     lines = [f"## {_title(table)}", "", f"`{table.name}`", ""]
     if table.computed and len(table.columns) == 1:
-        lines += _turned(table, found, yours)
+        lines += _markdown(_turned(table, found))
     else:
-        every = []
-        for row in table.rows:
-            (label, texts), *rest = _lines(table, row, found, yours)
-            every += [(f"**{label}**", texts), *((f"&emsp;{name}", t) for name, t in rest)]
-        lines += _markdown([(table.axis, table.columns), *every])
+        rows = [line for row in table.rows for line in _lines(table, row, found)]
+        lines += _markdown([(table.axis, table.columns), *rows])
     lines.append("")
     picture = out / FIGURES / f"{table.name}.png"
-    if figures.draw(table, found, picture):
+    if table.figure and any(found.values()):
+        figures.draw(table, found, picture)
         lines += [f"![{_title(table)}]({os.path.relpath(picture, path.parent)})", ""]
-    remarks = [*_remarks(table), *([] if table.computed else _runs(table, found, yours, recorded))]
+    remarks = [*_remarks(table), *([] if table.computed else _runs(table, found))]
     return [*lines, *(f"* {remark}" for remark in remarks), ""]
 
 
-def _lines(table, row, found, yours) -> list[tuple[str, list[str]]]:
-    """The lines of a row: what the paper prints, and what was measured; the first names the row."""
+def _lines(table, row, found) -> list[tuple[str, list[str]]]:
+    """The lines of a row: what the paper prints, and what was measured."""
     printed = [_printed(cell) for cell in row.cells]
     whose = ": quoted" if row.quoted else ": paper" if any(printed) else ""
-    lines = [(row.label + whose, printed)]
-    here, mine = ([shown[cell.name] for cell in row.cells] for shown in (found, yours))
-    if row.quoted:
-        return lines
-    if table.computed:
-        for values, prefix in ((here, ""), (mine, "yours, ")):
-            for label, name, to_text in COMPUTATIONS[table.computed].lines if any(values) else ():
-                lines.append(
-                    (prefix + label, ["" if v is None else to_text(v[name]) for v in values])
-                )
-        return lines
-    absent = ["not run" if cell.absent else "not yet" for cell in row.cells]
-    lines.append(("here", [str(m or a) for m, a in zip(here, absent, strict=True)]))
-    if any(mine):
-        lines.append(("yours", [str(m or "") for m in mine]))
-    if any(m is not None and math.isfinite(m.epsilon("claimed")) for m in here):
-        short = len(here) > 2
-        lines += [
-            (kind, [_epsilon(m, kind, short) for m in here]) for kind in ("claimed", "proven")
+    here = [found[cell.name] for cell in row.cells]
+    if table.computed and any(here):
+        lines = [
+            (label, [text(values[name]) if values else "" for values in here])
+            for name, (label, text) in COMPUTATIONS[table.computed].lines.items()
         ]
-    for name in table.lines:
-        values = ["" if m is None else getattr(m.trainings[0], name) for m in here]
-        texts = [v if v == "" else f"{v:,}" if isinstance(v, int) else f"{v:.4g}" for v in values]
-        lines.append((name.replace("_", " "), texts))
-    return lines
+    elif table.computed or row.quoted:
+        lines = []
+    else:
+        absent = ["not run" if cell.absent else "not yet" for cell in row.cells]
+        lines = [("here", [str(m or a) for m, a in zip(here, absent, strict=True)])]
+        if any(math.isfinite(m.epsilon("claimed")) for m in here if m):
+            for kind in ("claimed", "proven"):
+                lines.append((kind, [_epsilon(m.epsilon(kind)) if m else "" for m in here]))
+        for name in table.lines:
+            texts = [_number(m.runs[0][name]) if m else "" for m in here]
+            lines.append((name.replace("_", " "), texts))
+    return [(f"**{row.label}{whose}**", printed), *((f"&emsp;{name}", t) for name, t in lines)]
 
 
-def _turned(table, found, yours) -> list[str]:
-    """A table with one column of cells, which has a line for each of them."""
+def _turned(table, found) -> list[tuple[str, list[str]]]:
+    """The lines of a table with one column of cells, which has a line for each of them."""
     shown = COMPUTATIONS[table.computed].lines
-    lines = [(table.axis, [label for label, *_ in shown])]
-    for cell in table.cells:
-        for whose, v in (("", found[cell.name]), (", yours", yours[cell.name])):
-            if v is not None:
-                texts = [to_text(v[name]) for _, name, to_text in shown]
-                lines.append((cell.label + whose, texts))
-    return _markdown(lines)
+    known = [(cell.label, found[cell.name]) for cell in table.cells if found[cell.name]]
+    return [
+        (table.axis, [label for label, _ in shown.values()]),
+        *((label, [text(v[name]) for name, (_, text) in shown.items()]) for label, v in known),
+    ]
 
 
-def _markdown(rows) -> list[str]:
+def _markdown(rows, rule="---:") -> list[str]:
     """A table of (name, texts), the first of which is the head."""
     head, *rest = [f"| {name} | {' | '.join(texts)} |" for name, texts in rows]
-    return [head, f"| --- |{' ---: |' * len(rows[0][1])}", *rest]
+    return [head, f"| --- |{f' {rule} |' * len(rows[0][1])}", *rest]
 
 
-def _remarks(table) -> list[str]:
+def _remarks(table: Table) -> list[str]:
     """What the figures mean, what differs from the paper, and what was not run."""
     found = [text for text in (table.note, table.differs) if text]
     if table.guarantee == "proven" and any(cell.printed for cell in table.cells):
@@ -179,47 +156,32 @@ def _grouped(pairs) -> list[tuple[str, list[str]]]:
     return list(groups.items())
 
 
-def _runs(table, found, yours, recorded) -> list[str]:
-    """What is still to be trained and its cost, and what the trainings of the table took."""
-    said, rows, missing = [], [], {}
+def _runs(table, found) -> list[str]:
+    """What is still to be trained, and what the trainings of the table took."""
+    said, rows = [], []
     for row in table.rows:
-        left = [c for c in row.cells if c.seeds and not (found[c.name] or yours[c.name])]
+        left = [c.column for c in row.cells if c.seeds and not found[c.name]]
         if left:
-            rows.append(f"{row.label} at {', '.join(cell.column for cell in left)}")
-            missing |= {cell.source: minutes_of(cell, recorded) for cell in left}
+            rows.append(f"{row.label} at {', '.join(left)}")
     if rows:
-        cost = "What they take was not measured."
-        if None not in missing.values():
-            total = max(1, round(sum(missing.values())))
-            cost = f"All of them, one seed each, take about {_count(total, 'minute')}."
-        said.append(f"Not measured yet: {'; '.join(rows)}. {cost}")
-    known = [m for m in found.values() if m is not None]
-    every = [training for m in known for training in m.trainings]
-    if every:
-        seconds = [sum(t.seconds for t in m.trainings) / len(m.trainings) for m in known]
-        commits = sorted({_commit(t.code) for t in every if t.code})
-        count = f"{len(every)} trainings" if len(every) > 1 else "One training"
-        text = f"{count} of {_range(seconds)} minutes{' each' if len(every) > 1 else ''}"
-        if commits:
+        said.append(f"Not measured yet: {'; '.join(rows)}.")
+    known = [m.runs for m in found.values() if m]
+    runs = [run for some in known for run in some]
+    if runs:
+        minutes = [statistics.fmean(run["seconds"] for run in some) / 60 for some in known]
+        low, high = f"{min(minutes):.1f}", f"{max(minutes):.1f}"
+        each = " each" if len(runs) > 1 else ""
+        text = f"{len(runs)} training{'s' * (len(runs) > 1)} of {low}"
+        text += f"{'' if low == high else f' to {high}'} minutes{each}"
+        if commits := sorted({_commit(run["code"]) for run in runs if "code" in run}):
             text += f", at commit{'s' * (len(commits) > 1)} {', '.join(commits)}"
-        if lost := sum(training.lost_steps for training in every):
+        if lost := sum(run.get("lost_steps", 0) for run in runs):
             text += f". Crashes took {lost:,} of all their steps, which stay counted"
         said.append(f"{text}.")
     return said
 
 
-def _count(number, what) -> str:
-    return f"{number} {what}{'s' * (number > 1)}"
-
-
-def _range(seconds) -> str:
-    low, high = min(seconds) / 60, max(seconds) / 60
-    if high < 0.05:
-        return "less than 0.05"
-    return f"{low:.1f}" if f"{low:.1f}" == f"{high:.1f}" else f"{low:.1f} to {high:.1f}"
-
-
-def _commit(code: Mapping) -> str:
+def _commit(code) -> str:
     return f"{str(code['commit'])[:10]}{' with changes' if code.get('changed') else ''}"
 
 
@@ -230,15 +192,12 @@ def _printed(cell: Cell) -> str:
     return f"{cell.printed:.2f}{error}"
 
 
-def _epsilon(found: Measured | None, kind: str, short: bool = True) -> str:
-    if found is None:
-        return ""
-    epsilon = found.epsilon(kind)
-    if not short and 1e5 <= epsilon < math.inf:
+def _number(value) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
+
+
+def _epsilon(epsilon: float) -> str:
+    """An epsilon for a table; in brackets if it is vacuous."""
+    if VACUOUS_ABOVE < epsilon < math.inf:
         return f"({math.ceil(epsilon):,})"
-    if math.isinf(epsilon) or epsilon < 1e5:
-        return format_epsilon(epsilon).replace("vacuous (epsilon = ", "(")
-    # A table of many columns has room for one digit, rounded up.
-    power = math.floor(math.log10(epsilon))
-    digit = math.ceil(epsilon / 10**power)
-    return f"({digit}e{power})" if digit < 10 else f"(1e{power + 1})"
+    return format_epsilon(epsilon)

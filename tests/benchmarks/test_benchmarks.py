@@ -170,16 +170,6 @@ class TestCommand:
         assert [spec.get("physical") for spec in measured] == [None, *[256] * 4]
 
 
-@pytest.mark.slow
-def test_the_overhead_is_measured_in_a_process():
-    spec = {**SPEC, "model": "mlp", "examples": 600, "lot": 16}
-    limits = {"timeout": 300.0, "memory_gib": 4.0}
-    (record,) = measure(Path(sys.executable), subjects.OVERHEAD, spec, [{}], **limits)
-    assert record["parts"].keys() == {n + k for n in suites.PARTS for k in ("", "_cpu")}
-    assert min(record["parts"].values()) > 0
-    assert json.dumps(record)
-
-
 def tfdp(**spec):
     limits = {"timeout": 300.0, "memory_gib": 8.0}
     points = [{"subject": "tfdp", **spec}]

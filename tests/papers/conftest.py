@@ -3,7 +3,7 @@
 import pytest
 
 from papers import __main__ as command
-from papers import catalogue, records, running
+from papers import catalogue, pages, records, running
 
 CATALOGUE = """
 paper = "A paper"
@@ -12,6 +12,7 @@ name = "T1"
 title = "a table"
 axis = "claimed epsilon"
 columns = ["2", "3"]
+figure = "columns"
 flags = "--mechanism=dpsgd"
 column_flags = {"2" = "--epsilon=2", "3" = "--epsilon=3"}
 note = "A note."
@@ -51,30 +52,44 @@ seeds = 1
 name = "same"
 label = "The same"
 same_as = "paper.T2.fine"
+[[tables]]
+name = "F1"
+title = "a figure"
+axis = "divergence"
+computed = "noise_distance"
+columns = ["0.5", "1"]
+flags = "--codebook_size=2 --num_weights=20"
+column_flags = {"0.5" = "--divergence=0.5", "1" = "--divergence=1"}
+[[tables.rows]]
+name = "laplace"
+label = "Laplace"
+paper = ["", 0.8]
+flags = "--noise=laplace"
 """
 
 # Writes what train.py writes, as far as it is read. It fails where the rate is 0, waits where it is 1.
 TRAIN = """
 import json, pathlib, signal, sys, time
 flags = dict(word.removeprefix("--").split("=", 1) for word in sys.argv[1:])
-folder, seed = pathlib.Path(flags["model_dir"]), int(flags["seed"])
-folder.parent.joinpath("asked").open("a").write(f"{seed}\\n")
-if flags.get("learning_rate") == "0":
-    sys.exit("It diverged.")
-if flags.get("learning_rate") == "1":
-    signal.signal(signal.SIGTERM, lambda *_: (folder.parent / "saved").touch() or sys.exit(143))
-    (folder.parent / "waits").touch()
-    time.sleep(60)
+place, seeds = pathlib.Path(flags["model_dir"]), flags["sweep"].removeprefix("seed=").split(",")
+place.joinpath("asked").open("a").write(f"{seeds}\\n")
 assert "initial_weights" not in flags or pathlib.Path(flags["initial_weights"]).exists()
 epsilon = float(flags.get("epsilon", "inf"))
 guarantee = {"epsilon": epsilon if epsilon < 9 else "inf", "delta": 1e-5, "adjacency": "zero_out"}
-folder.mkdir()
-(folder / "model.keras").touch()
-(folder / "run.json").write_text(json.dumps({
-    "test_accuracy": 0.6 + seed / 100, "steps": 1000, "num_examples": 100, "lot_size": 10,
-    "noise_multiplier": 1.5, "claimed": guarantee, "proven": guarantee, "seconds": 30.0,
-    "curve": [[1.0, 0.5]], "training": {"lost_steps": 0, "restarts": 0},
-}))
+for seed in map(int, seeds):
+    if seed == 2 and flags.get("learning_rate") == "0":
+        sys.exit("train.py: error: It diverged.")
+    if seed == 2 and flags.get("learning_rate") == "1":
+        signal.signal(signal.SIGTERM, lambda *_: (place / "saved").touch() or sys.exit(143))
+        (place / "waits").touch()
+        time.sleep(60)
+    (place / f"seed={seed}").mkdir()
+    (place / f"seed={seed}" / "model.keras").touch()
+    (place / f"seed={seed}" / "run.json").write_text(json.dumps({
+        "test_accuracy": 0.6 + seed / 100, "steps": 1000, "num_examples": 100, "lot_size": 10,
+        "noise_multiplier": 1.5, "claimed": guarantee, "proven": guarantee, "seconds": 30.0,
+        "curve": [[1.0, 0.5]], "training": {"lost_steps": 5, "restarts": 0},
+    }))
 """
 
 
@@ -98,10 +113,17 @@ def small(use, tmp_path, monkeypatch, capsys):
     """A function that runs a command on the small catalogue; returns its status and what it printed."""
     use(CATALOGUE)
     (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "pages.toml").write_text(
+        '[[pages]]\npath = "p/page.md"\ntitle = "A page"\npapers = ["paper"]\nintroduction = "Read."\n'
+    )
+    monkeypatch.setattr(pages, "_PAGES", tmp_path / "pages.toml")
     monkeypatch.setattr(running, "ROOT", tmp_path)
     monkeypatch.setattr(running, "code_version", lambda: {"tfdp": "1", "commit": "abc"})
     kept = records.read
-    monkeypatch.setattr(records, "read", lambda: kept(tmp_path / "kept"))
+    here = tmp_path / "kept" / "paper.json"
+    monkeypatch.setattr(
+        records, "read", lambda *paths: kept(*paths) if paths or not here.exists() else kept(here)
+    )
 
     def run(*arguments):
         capsys.readouterr()

@@ -1,0 +1,109 @@
+"""Figures of the papers that are computed: the noise for an epsilon, and how far noise moves a vector.
+
+This module imports neither TensorFlow nor Keras.
+"""
+
+import functools
+import math
+
+import numpy as np
+from scipy import integrate, optimize
+
+from tfdp import accounting
+from tfdp.accounting.numerics import renyi_of_noise
+from tfdp.accounting.numerics.noise_families import degrees, log_density
+
+_ORDER = 2
+# Relative accuracy of the divergence.
+_TOLERANCE = 1e-9
+
+
+def by_epsilon(*, epsilon: float, delta: float, **run) -> dict:
+    """Figure 1 (c, f) of the dropout paper: the noise that its two recipes give for an epsilon.
+
+    Args:
+        epsilon, delta: the claimed guarantee.
+        run: the training, in Poisson lots, as for `accounting.describe`; "composition" is the reading
+            of the recipe, one of `accounting.mechanisms.dp_dropout.READINGS`.
+
+    Returns:
+        "sigma" (half of tfdp's noise multiplier), "claimed" and "proven" (epsilons).
+    """
+    run = accounting.describe("dp_dropout", "poisson", noise_multiplier=1.0, **run)
+    noise = accounting.noise_for(epsilon, delta, run, "claimed")
+    kinds = {"claimed": accounting.claimed, "proven": accounting.proven}
+    return {"sigma": noise / 2} | {
+        kind: of(run.with_noise(noise), delta).epsilon for kind, of in kinds.items()
+    }
+
+
+def distance(
+    *,
+    noise: str,
+    divergence: float,
+    degrees_of_freedom: float | None = None,
+    codebook_size: int = 1000,
+    num_weights: int = 26010,
+    seed: int = 0,
+) -> dict:
+    """Figure 6 of the encoding paper: how far noise of a family moves a vector, at equal privacy.
+
+    A privatized vector is the encoded one plus independent noise in every coordinate. So the L1
+    distance between both is the sum of the magnitudes of the noise, whatever the vector is, and its
+    mean for each coordinate is E|noise|. Privacy is the Rényi divergence of order 2 of one step in
+    which the record surely takes part, for the worst vector of the codebook.
+
+    Args:
+        noise, degrees_of_freedom: the family.
+        divergence: the Rényi divergence of order 2 of one step.
+        codebook_size, num_weights, seed: of the codebook.
+
+    Returns:
+        "l1" (E|noise| of a coordinate in clip norms), "of_gaussian" (this in percent of Gaussian noise
+        of the same divergence) and "scale" (in clip norms).
+    """
+    vectors = codebook(codebook_size, num_weights, seed)
+
+    def excess(scale, vector):
+        moments = renyi_of_noise.corner(noise, vector / scale, (_ORDER,), degrees_of_freedom)
+        return float(renyi_of_noise.subsampled(moments, 1.0, (_ORDER,))[0]) / divergence - 1
+
+    # For small entries the scale is the Gaussian one times the root of the family's Fisher information,
+    # which is between 0.29 and 1. The worst vector depends on the scale: each round raises the scale to
+    # that of a worse vector, so it ends, also where vectors differ by rounding only.
+    guess, worst = 1 / math.sqrt(divergence), vectors[0]
+    while True:
+        scale = optimize.brentq(excess, guess / 8, guess * 8, args=(worst,), rtol=1e-12)
+        worst = vectors[int(np.argmax([excess(scale, vector) for vector in vectors]))]
+        if excess(scale, worst) <= _TOLERANCE:
+            break
+    l1 = scale * mean_size(noise, degrees_of_freedom)
+    gaussian = guess * mean_size("gaussian")
+    return {"l1": l1, "of_gaussian": 100 * l1 / gaussian, "scale": scale}
+
+
+def mean_size(noise: str, degrees_of_freedom: float | None = None) -> float:
+    """Returns E|x| of a family at scale 1; infinite where there is no mean.
+
+    Args:
+        noise: one of `accounting.numerics.noise_families.FAMILIES`.
+        degrees_of_freedom: those of student_t.
+    """
+    if (degrees(noise, degrees_of_freedom) or math.inf) <= 1:
+        return math.inf
+
+    def density(x):
+        return math.exp(log_density(noise, x, degrees_of_freedom))
+
+    return 2 * integrate.quad(lambda x: x * density(x), 0, math.inf)[0]
+
+
+@functools.lru_cache(maxsize=1)
+def codebook(size: int, num_weights: int, seed: int) -> np.ndarray:
+    """Returns [size, num_weights] magnitudes: the paper's vectors of norm 1.
+
+    Their entries are standard normal numbers, those below 1e-5 zero, scaled to norm 1.
+    """
+    vectors = np.abs(np.random.default_rng(seed).standard_normal((size, num_weights)))
+    vectors[vectors < 1e-5] = 0.0
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
