@@ -125,7 +125,7 @@ def row(name, kills, window, steps, every, rng):
         "kills": done,
         "restarts": record["training"]["restarts"],
         "lost_steps": record["training"]["lost_steps"],
-        "seconds_per_step": whole["seconds_per_step"],
+        "seconds_per_step": whole["seconds"] / steps,
         "proven": record["proven"]["epsilon"],
         "accuracy": record["test_accuracy"],
         "accuracy_without": whole["test_accuracy"],

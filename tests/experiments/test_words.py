@@ -6,7 +6,7 @@ import pytest
 
 from tfdp import data, models
 from tfdp.experiments import Experiment, network
-from tfdp.experiments.announcement import announcement
+from tfdp.experiments.facts import announcement
 from tfdp.experiments.rules import WORD_MODELS
 from tfdp.experiments.start import begin
 from tfdp.experiments.vocabulary import hash_tokens
@@ -112,25 +112,26 @@ class TestStart:
 
     def test_public_vectors_are_declared_public_and_another_split_is_told(self, news, vectors):
         settings = experiment(**news, embeddings=vectors)
-        prepared = network.prepare(settings, *network.load(settings))
-        assert prepared.dataset.x_train.shape == (48, 3) and prepared.start.public
-        table = prepared.model.get_layer("embedding").embeddings.numpy()
+        dataset, words = network.load(settings)
+        model, _, _ = network.build(settings, dataset, words)
+        assert dataset.x_train.shape == (48, 3) and settings.starts_public
+        table = model.get_layer("embedding").embeddings.numpy()
         np.testing.assert_array_equal(table[2:], [[1, 2, 3], [4, 5, 6]])
         said = "trained on test[:48] and tested on test[48:]"
-        assert said in announcement(settings) and said in prepared.notes[0]
+        assert said in announcement(settings)
 
     def test_vectors_of_a_file_stay_those_of_the_file(self, vectors, tmp_path):
         """Initial weights hold a table, too, and the card names the file of the vectors."""
         made = words_of(experiment(embeddings=vectors, sequence_length=4))
         model = with_words(models.build("bilstm", (4,), 2), made)
         model.get_layer("embedding").embeddings.assign(np.full((4, 3), 9.0))
-        model.save_weights(tmp_path / "a.weights.h5")
+        model.save(tmp_path / "a.keras")
         fresh = with_words(models.build("bilstm", (4,), 2), made)
         begin(
             experiment(
                 embeddings=vectors,
                 sequence_length=4,
-                initial_weights=str(tmp_path / "a.weights.h5"),
+                initial_weights=str(tmp_path / "a.keras"),
             ),
             fresh,
         )

@@ -1,16 +1,13 @@
 """Makes the data and the network of an experiment ready for training."""
 
-import dataclasses
-
 import keras
 
 from tfdp import data, models
 from tfdp.data.datasets import kind_of
-from tfdp.experiments.announcement import split_note
 from tfdp.experiments.public_data import public_examples
 from tfdp.experiments.rules import PRIVATE_BATCH, WORD_MODELS
 from tfdp.experiments.settings import Experiment
-from tfdp.experiments.start import Start, begin
+from tfdp.experiments.start import begin
 from tfdp.experiments.weight_noise import with_weight_noise
 from tfdp.experiments.words import Words, in_words, with_words, words_of
 
@@ -41,30 +38,19 @@ def load(experiment: Experiment) -> tuple[data.Dataset, Words | None]:
     return (dataset if words is None else in_words(dataset, words)), words
 
 
-@dataclasses.dataclass(frozen=True)
-class Prepared:
-    """A network that is ready to be trained, and the data that it is trained on.
-
-    Attributes:
-        model: the model to train.
-        dataset: its data.
-        start: where the training starts.
-        notes: sentences about the data and the network for the record and the model card.
-    """
-
-    model: keras.Model
-    dataset: data.Dataset
-    start: Start
-    notes: tuple[str, ...]
-
-
-def prepare(experiment: Experiment, dataset: data.Dataset, words: Words | None) -> Prepared:
+def build(
+    experiment: Experiment, dataset: data.Dataset, words: Words | None
+) -> tuple[keras.Model, tuple[dict, ...], tuple[str, ...]]:
     """Builds the network of an experiment with its initial weights and frozen layers.
 
     Args:
         experiment: the settings.
         dataset: what `load` returned.
         words: the words of texts, or None.
+
+    Returns:
+        (the network, the earlier trainings of its weights as in `start.begin`, sentences about the data
+        and the network for the record and the model card).
 
     Raises:
         ValueError: the settings do not fit the network, or the initial weights are refused.
@@ -81,7 +67,7 @@ def prepare(experiment: Experiment, dataset: data.Dataset, words: Words | None) 
         private_statistics=_private_statistics(experiment),
         width=experiment.width,
     )
-    notes = [] if split_note(experiment) is None else [split_note(experiment)]
+    notes = []
     if kind_of(experiment.dataset) == "rows":
         notes.append(
             f"A record is a row, and not a text: {dataset.preprocessing} A text that has several rows "
@@ -90,9 +76,8 @@ def prepare(experiment: Experiment, dataset: data.Dataset, words: Words | None) 
     if words is not None:
         model = with_words(model, words)
         notes += words.notes
-    start = begin(experiment, model)
-    notes += start.notes
-    return Prepared(with_weight_noise(model, experiment), dataset, start, tuple(notes))
+    trained_on, more = begin(experiment, model)
+    return with_weight_noise(model, experiment), trained_on, (*notes, *more)
 
 
 def _public_data(experiment):

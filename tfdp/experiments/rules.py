@@ -4,7 +4,7 @@ This module imports neither TensorFlow nor Keras.
 """
 
 import dataclasses
-import os
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -128,6 +128,27 @@ def _is_within(value: float | None, interval: str) -> bool:
     return value is not None and (low < value < high or includes_low)
 
 
+def interval(text: str) -> tuple[int | None, float]:
+    """Returns how often a state is written: a number of steps, or None, and a number of seconds.
+
+    Args:
+        text: a number of steps, or a time such as "30s", "5m" or "1h".
+
+    Raises:
+        ValueError: the text is neither.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)|([1-9]\d*)", text.strip())
+    if not found:
+        raise ValueError(
+            "Expected --checkpoint_every to be a number of steps, such as 500, or a time, such as 30s, "
+            f"5m or 1h. Received {text!r}."
+        )
+    number, unit, steps = found.groups()
+    if steps is not None:
+        return int(steps), 0.0
+    return None, float(number) * {"s": 1, "m": 60, "h": 3600}[unit]
+
+
 def check_together(experiment: "Experiment") -> None:
     """Raises ValueError if valid settings do not fit together.
 
@@ -148,23 +169,6 @@ def check_number(experiment: "Experiment", num_examples: int) -> None:
             f"Expected --batch_size to be at most the number of training examples, {num_examples:,}. "
             f"Received {experiment.batch_size:,}."
         )
-
-
-def check_files(experiment: "Experiment") -> None:
-    """Raises ValueError if a file or folder that a setting names is not there."""
-    folder = experiment.data_dir
-    if folder is not None and not os.path.isdir(os.path.expanduser(folder)) and "://" not in folder:
-        raise ValueError(
-            f"--data_dir={folder} is not a folder. Name the one that holds the data, or make it: data "
-            "are downloaded to it."
-        )
-    named = {name: getattr(experiment, name) for name in ("vocabulary", "initial_weights")}
-    if experiment.embeddings not in DRAWN_EMBEDDINGS:
-        named["embeddings"] = experiment.embeddings
-    for name, path in named.items():
-        if path is not None and not os.path.isfile(os.path.expanduser(path)):
-            also = f" Or pass {' or '.join(DRAWN_EMBEDDINGS)}." if name == "embeddings" else ""
-            raise ValueError(f"--{name}={path} is not a file. Name one, or leave it out.{also}")
 
 
 def _check_model(experiment: "Experiment") -> None:

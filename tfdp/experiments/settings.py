@@ -422,6 +422,11 @@ class Experiment:
         """Whether normalization takes its statistics from public examples."""
         return self.normalization == "batch" and (self.private or self.public_data is not None)
 
+    @property
+    def starts_public(self) -> bool:
+        """Whether the user declared that weights to start from owe nothing to the private data."""
+        return self.initial_weights is not None or self.embeddings not in DRAWN_EMBEDDINGS
+
     def recorded(self) -> dict:
         """Returns the settings that run.json holds.
 

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from tfdp import data
-from tfdp.experiments.result_folder import digest
+from tfdp.experiments.files import digest
 from tfdp.experiments.rules import DRAWN_EMBEDDINGS, WORD_MODELS
 from tfdp.experiments.settings import Experiment
 from tfdp.experiments.vocabulary import (
@@ -23,7 +23,7 @@ from tfdp.experiments.vocabulary import (
 _BUCKETS = 10_000
 _WIDTH = 100
 # The name of the table of vectors in every network of `WORD_MODELS`.
-_TABLE = "embedding"
+TABLE = "embedding"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +115,7 @@ def with_words(model: keras.Model, words: Words) -> keras.Model:
 
     def exchanged(layer):
         config = _without_shapes(layer.get_config())
-        if layer.name == _TABLE:
+        if layer.name == TABLE:
             config |= {"input_dim": words.size, "output_dim": words.width}
             config |= {"trainable": words.trainable}
             if not words.trainable:
@@ -126,13 +126,8 @@ def with_words(model: keras.Model, words: Words) -> keras.Model:
 
     made = keras.models.clone_model(model, clone_function=exchanged)
     if words.table is not None:
-        made.get_layer(_TABLE).embeddings.assign(words.table)
+        made.get_layer(TABLE).embeddings.assign(words.table)
     return made
-
-
-def table_of(model: keras.Model) -> keras.Variable:
-    """Returns the table of vectors of a network of `WORD_MODELS`."""
-    return model.get_layer(_TABLE).embeddings
 
 
 def _without_shapes(config):
