@@ -29,8 +29,7 @@ TRIALS = {
     "dpsgd, fixed size": ["--mechanism=dpsgd", "--sampling=fixed_size"],
     "dpsgd, Adam": ["--mechanism=dpsgd", "--optimizer=adam", "--learning_rate=0.01"],
     "dpsgd, adaptive clipping": [
-        "--mechanism=dpsgd", "--clipping=adaptive", "--target_quantile=0.5",
-        "--quantile_learning_rate=0.2",
+        "--mechanism=dpsgd", "--clipping=adaptive",
     ],
     "dpsgd, public batch normalization": ["--mechanism=dpsgd", "--normalization=batch"],
     "dpsgd, early stopping": [

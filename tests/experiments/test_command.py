@@ -104,13 +104,22 @@ def test_what_is_typed_wins_over_a_flag_file(tmp_path, file_first):
 
 def test_what_is_typed_wins_over_the_sweep_of_a_flag_file(tmp_path):
     file = tmp_path / "sweep.cfg"
-    file.write_text("--seed=3\n--sweep=epsilon=1,2 learning_rate=0.5,1\n--sweep=steps=5,6\n")
+    file.write_text(
+        "--seed=3\n--sweep=epsilon=1,2\n--sweep=learning_rate=0.5,1\n--sweep=steps=5,6\n"
+    )
     with_noise = points(f"--flagfile={file}", "--noise_multiplier=4", "--steps=5")
     assert [point.name for point in with_noise] == ["learning_rate=0.5", "learning_rate=1"]
     assert {point.experiment.noise_multiplier for point in with_noise} == {4.0}
-    swept = points("--sweep=epsilon=7,8", "--sweep=seed=4", f"--flagfile={file}", "--steps=6")
-    assert [point.experiment.epsilon for point in swept] == [7.0, 8.0, 7.0, 8.0]
-    assert {point.experiment.seed for point in swept} == {4}
+    swept = points("--sweep=epsilon=7,8", "--sweep=seed=4,5", f"--flagfile={file}", "--steps=6")
+    assert [point.name for point in swept][:2] == [
+        "learning_rate=0.5,epsilon=7,seed=4", "learning_rate=0.5,epsilon=7,seed=5",
+    ]  # fmt: skip
+    assert len(swept) == 8 and one(f"--flagfile={file}", *swept[3].command.split()[3:]).steps == 6
+
+
+def test_a_point_has_a_name_for_its_folder():
+    (point,) = points("--sweep=dataset=glue/sst2")
+    assert point.name == "dataset=glue-sst2"
 
 
 def test_what_has_no_effect_beside_what_is_typed_is_left_out_of_a_recipe():
@@ -194,6 +203,9 @@ def test_each_point_has_the_recipe_of_its_mechanism():
         (["--sweep=epochs=1,2", "--sweep=steps=1,2"], "both"),
         (["--sweep=epsilon=1,2", "--sweep=epsilon=3,4"], "twice"),
         (["--sweep=epsilon=1,2", "--epsilon=1"], "set and swept"),
+        (["--sweep="], "sweep"),
+        (["--sweep=epsilon"], "epsilon"),
+        (["--sweep=epsilon=1,,2"], "epsilon"),
     ],
 )
 def test_a_wrong_sweep_is_refused(arguments, fact):

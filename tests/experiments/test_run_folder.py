@@ -207,7 +207,7 @@ def test_a_training_is_resumed_with_its_own_settings_only(tmp_path, name, change
 def test_a_training_is_resumed_with_the_same_files_and_version_only(tmp_path, monkeypatch):
     words = tmp_path / "words.txt"
     words.write_text("the")
-    of = Experiment(epsilon=2.0, dataset="glue/sst2", model="bilstm", vocabulary=str(words))
+    of = Experiment(epsilon=2.0, dataset="glue/sst2", model="bilstm", embeddings=str(words))
     with pytest.raises(Crash), RunFolder(tmp_path / "r", of) as folder:
         folder.begin()
         raise Crash

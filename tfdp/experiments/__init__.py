@@ -27,9 +27,6 @@ _PUBLIC = {
     "ResultError": "run_folder",
     "RunFolder": "run_folder",
     "read_record": "run_folder",
-    "print_table": "report",
-    "record": "report",
-    "card": "report",
 }
 
 __all__ = [*_PUBLIC]

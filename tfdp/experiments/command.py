@@ -7,8 +7,9 @@
 A setting has its default, unless a source sets it. From the weakest source to the strongest:
 
 1. the recipe flags/defaults/<dataset>_<mechanism>.cfg, if there is one, and no --flagfile;
-2. the flag files, and then their --sweep;
-3. what is typed, and then its --sweep.
+2. the flag files;
+3. what is typed;
+4. the value of a --sweep, of which a flag file's gives way to what is typed.
 
 Each source is a dictionary of the settings that it sets, and `override` puts a stronger one over a
 weaker one.
@@ -29,12 +30,12 @@ from typing import Any, NamedTuple
 from absl import flags
 
 import tfdp
+from tfdp._validate import did_you_mean
 from tfdp.accounting.mechanisms.registry import mechanism_class, mechanism_names
 from tfdp.experiments.console import command_line
 from tfdp.experiments.files import check
 from tfdp.experiments.rules import NONE
 from tfdp.experiments.settings import SETTINGS, USUAL_EPSILON, Experiment
-from tfdp.experiments.sweep import folder_name, product
 
 _PACKAGE = Path(tfdp.__file__).parent
 # The folder flags/: of an installed package, or of a clone.
@@ -73,7 +74,8 @@ class Point:
     @property
     def name(self) -> str:
         """The swept values in one text, unique among the points; also the name of the folder."""
-        return folder_name(self.values)
+        values = ",".join(f"{name}={text}" for name, text in self.values.items())
+        return values.replace("/", "-")
 
 
 def define(flag_values: flags.FlagValues = flags.FLAGS, sweeps: bool = True) -> None:
@@ -88,8 +90,7 @@ def define(flag_values: flags.FlagValues = flags.FLAGS, sweeps: bool = True) -> 
         flags.DEFINE_multi_string(
             "sweep",
             None,
-            "Trains once for each value, as in --sweep=epsilon=0.5,1,2 or --sweep="
-            '"epsilon=1,2 seed=3,4", where the settings move together. Several make the product.',
+            "Trains once for each value, as in --sweep=epsilon=0.5,1,2. Several make the product.",
             flag_values=flag_values,
             module_name="Sweeps",
         )
@@ -140,13 +141,13 @@ def points(argv: Sequence[str], recipes: Path | None = RECIPES) -> list[Point]:
     files, words = _split(argv)
     typed = _source(words)
     filed = _source(map(_flagfile, files), "In a flag file: ").without(typed)
-    found = []
-    for weak, strong in itertools.product(filed.points, typed.points):
-        sources = [filed.fixed, _parsed(weak), typed.fixed, _parsed(strong)]
-        values, read = _combined(sources, tuple(files), recipes)
-        said = {name: values[name] for name in typed.fixed | weak | strong if name in values}
-        command = _command(files, said)
-        found.append(Point(_experiment(values), weak | strong, read, command))
+    found, swept = [], filed.swept | typed.swept
+    for row in itertools.product(*swept.values()):  # the first sweep varies slowest
+        texts = dict(zip(swept, row, strict=True))
+        varied = _source([f"--{name}={text}" for name, text in texts.items()], "In --sweep: ").fixed
+        values, read = _combined([filed.fixed, typed.fixed, varied], tuple(files), recipes)
+        said = {name: values[name] for name in typed.fixed | varied if name in values}
+        found.append(Point(_experiment(values), texts, read, _command(files, said)))
     return found
 
 
@@ -187,19 +188,19 @@ def common_name(found: Sequence[Point]) -> str:
 
 
 class _Source(NamedTuple):
-    """What one source sets: values by the names of settings, and the points of its sweeps."""
+    """What one source sets: values, and the swept values as texts, by the names of settings."""
 
     fixed: dict[str, Any]
-    points: list[dict[str, str]]
+    swept: dict[str, list[str]]
 
     def without(self, stronger: "_Source") -> "_Source":
         """Leaves out what a stronger source sets or sweeps, and the rivals of that."""
-        replaced = {*stronger.fixed, *stronger.points[0]}
+        replaced = {*stronger.fixed, *stronger.swept}
         replaced |= {SETTINGS[name].rival for name in replaced}
-        kept = [{n: text for n, text in p.items() if n not in replaced} for p in self.points]
-        different = {tuple(point.items()): point for point in kept}
-        fixed = {name: value for name, value in self.fixed.items() if name not in replaced}
-        return _Source(fixed, [*different.values()])
+        return _Source(
+            {name: value for name, value in self.fixed.items() if name not in replaced},
+            {name: texts for name, texts in self.swept.items() if name not in replaced},
+        )
 
 
 def _source(words: Iterable[str], where: str = "", sweeps: bool = True) -> _Source:
@@ -211,20 +212,31 @@ def _source(words: Iterable[str], where: str = "", sweeps: bool = True) -> _Sour
         fixed = {name: known[name].value for name in SETTINGS if known[name].present}
         for name, value in fixed.items():
             SETTINGS[name].check(value)
-        points = product(known["sweep"].value or ()) if sweeps else [{}]
-        names = fixed.keys() | points[0].keys()
-        if twice := sorted(fixed.keys() & points[0].keys()):
+        swept = _swept(known["sweep"].value or ()) if sweeps else {}
+        if twice := sorted(fixed.keys() & swept.keys()):
             raise ValueError(f"--{twice[0]} is set and swept. Leave one out.")
+        names = fixed.keys() | swept.keys()
         if rivals := sorted(name for name in names if SETTINGS[name].rival in names):
             raise ValueError(f"Expected one of --{' and --'.join(rivals)}. Received both.")
     except (flags.Error, ValueError) as error:
         raise ValueError(f"{where}{error}") from error
-    return _Source(fixed, points)
+    return _Source(fixed, swept)
 
 
-def _parsed(point: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the values of a point of a sweep."""
-    return _source([f"--{name}={text}" for name, text in point.items()], "In --sweep: ").fixed
+def _swept(sweeps: Iterable[str]) -> dict[str, list[str]]:
+    """Returns the values of each swept setting, as texts."""
+    found = {}
+    for sweep in sweeps:
+        name, _, values = sweep.partition("=")
+        if name not in SETTINGS or not SETTINGS[name].recorded:
+            meant = did_you_mean(name, [n for n, known in SETTINGS.items() if known.recorded])
+            raise ValueError(f"--sweep={sweep} does not name a setting that run.json holds.{meant}")
+        if name in found:
+            raise ValueError(f"--sweep={name}=... is given twice. Leave one out.")
+        found[name] = values.split(",")
+        if not all(found[name]):
+            raise ValueError(f"Expected --sweep to be name=value,value,... Received {sweep!r}.")
+    return found
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -40,8 +40,7 @@ def announcement(experiment: Experiment) -> str:
 def _update_rule(experiment: Experiment) -> str:
     rule, decay = experiment.optimizer, experiment.learning_rate_decay
     if experiment.momentum:
-        kind = "Nesterov momentum" if experiment.nesterov else "momentum"
-        rule += f" with {kind} {experiment.momentum:g}"
+        rule += f" with momentum {experiment.momentum:g}"
     rule += f" at learning rate {experiment.learning_rate:g}"
     rule += "" if decay == 1 else f", times {decay:g} after every epoch"
     noise = experiment.update_noise
@@ -79,8 +78,7 @@ def _start(experiment: Experiment) -> str:
     weights, trained = experiment.initial_weights, experiment.trainable_layers
     parts = [] if weights is None else [f"from the public weights {weights}"]
     if trained is not None:
-        which = f"the last {trained} layers" if trained.isdecimal() else trained
-        parts.append(f"training {which}")
+        parts.append(f"training {trained}")
     return ", ".join(parts)
 
 

@@ -19,7 +19,7 @@ def digest(path: str | os.PathLike) -> str:
 
 def paths(experiment: Experiment) -> dict[str, str]:
     """Returns the files that settings name, by the names of the settings."""
-    named = {name: getattr(experiment, name) for name in ("initial_weights", "vocabulary")}
+    named = {"initial_weights": experiment.initial_weights}
     if experiment.embeddings not in DRAWN_EMBEDDINGS:
         named["embeddings"] = experiment.embeddings
     return {name: os.path.expanduser(path) for name, path in named.items() if path is not None}

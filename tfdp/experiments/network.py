@@ -5,7 +5,7 @@ import keras
 from tfdp import data, models
 from tfdp.data.datasets import kind_of
 from tfdp.experiments.public_data import public_examples
-from tfdp.experiments.rules import PRIVATE_BATCH, WORD_MODELS
+from tfdp.experiments.rules import PRIVATE_BATCH, check_model
 from tfdp.experiments.settings import Experiment
 from tfdp.experiments.start import begin
 from tfdp.experiments.weight_noise import with_weight_noise
@@ -19,23 +19,19 @@ def load(experiment: Experiment) -> tuple[data.Dataset, Words | None]:
         ValueError: the model does not take such data, or labels are no class indices.
         DataUnavailable: the data set cannot be loaded.
     """
-    features = experiment.text_features or ""
     dataset = data.load(
         experiment.dataset,
         experiment.data_dir,
         train_split=experiment.train_split,
         test_split=experiment.test_split,
-        text_features=[name.strip() for name in features.split(",") if name.strip()],
     )
     data.check_labels(dataset.y_train, dataset.num_classes)
-    of_words = experiment.model in WORD_MODELS
-    if of_words != (dataset.input_shape == ()):
-        raise ValueError(
-            f"Expected --model={' or '.join(WORD_MODELS)} for texts, and no other data for these "
-            f"models. Found --model={experiment.model} with --dataset={experiment.dataset}."
-        )
-    words = words_of(experiment) if of_words else None
-    return (dataset if words is None else in_words(dataset, words)), words
+    if dataset.input_shape != ():
+        check_model(experiment, kind_of(experiment.dataset) or "images")
+        return dataset, None
+    check_model(experiment, "texts")
+    words = words_of(experiment)
+    return in_words(dataset, words), words
 
 
 def build(
@@ -75,7 +71,7 @@ def build(
         )
     if words is not None:
         model = with_words(model, words)
-        notes += words.notes
+        notes.append(words.note)
     trained_on, more = begin(experiment, model)
     return with_weight_noise(model, experiment), trained_on, (*notes, *more)
 

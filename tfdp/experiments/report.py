@@ -15,17 +15,7 @@ from tfdp.experiments.settings import SETTINGS
 
 
 def record(result: Result) -> dict:
-    """Returns the JSON-safe record of what was executed; `RunFolder` adds the settings.
-
-    Example:
-        >>> from tfdp.experiments import Experiment, record, run
-        >>> experiment = Experiment(
-        ...     mechanism="dpsgd", model="linear", sampling="cyclic", batch_size=479,
-        ...     steps=3, noise_multiplier=4.0, seed=1)
-        >>> content = record(run(experiment, verbose=0))
-        >>> content["steps"], content["lot_size"], round(content["proven"]["epsilon"], 3)
-        (3, 479, 0.926)
-    """
+    """Returns the JSON-safe record of what was executed; `RunFolder` adds the settings."""
     run = result.run
     return {
         "num_examples": run.sampling.num_examples,
@@ -52,17 +42,6 @@ def card(result: Result, command: str | None = None) -> str:
     Args:
         result: the result.
         command: the command that makes such a model; None leaves it out.
-
-    Example:
-        >>> from tfdp.experiments import Experiment, card, run
-        >>> experiment = Experiment(
-        ...     mechanism="dpsgd", model="linear", sampling="cyclic", batch_size=479,
-        ...     steps=3, noise_multiplier=4.0, seed=1)
-        >>> print(card(run(experiment, verbose=0)))
-        # linear on digits
-        ...
-        | proven | 0.9264 | 1e-05 | zero_out |
-        ...
     """
     lines = [f"# {result.experiment.model} on {result.experiment.dataset}", ""]
     lines += [f"- {name}: {said}" for name, said in _facts(result)]
@@ -80,16 +59,6 @@ def print_table(result: Result, console: Console | None = None, folder: str | No
         result: the result.
         console: the console to print to; by default the terminal.
         folder: the folder of the result as the user would type it; None says nothing of it.
-
-    Example:
-        >>> from tfdp.experiments import Experiment, print_table, run
-        >>> experiment = Experiment(
-        ...     mechanism="dpsgd", model="linear", sampling="cyclic", batch_size=479,
-        ...     steps=3, noise_multiplier=4.0, seed=1)
-        >>> print_table(run(experiment, verbose=0))
-        Result
-        ...Test accuracy ... of the released weights...
-        ...Proven epsilon...0.926...
     """
     said, console = result.statement, console or Console()
     table = Table(title="Result", show_header=False, title_justify="left", pad_edge=False)

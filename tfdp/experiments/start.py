@@ -194,34 +194,23 @@ def freeze(model: keras.Model, trainable: str) -> tuple[str, ...]:
 
     Args:
         model: a built network.
-        trainable: names or patterns of layers ("logits,dense_*"), or how many of the last layers.
+        trainable: names or patterns of layers, such as "logits,dense_*".
 
     Returns:
         The names of the layers that can be trained.
 
     Raises:
-        ValueError: no layer with weights has such a name, there are fewer layers, or a named layer is
-            frozen by another setting.
+        ValueError: no layer with weights has such a name, or a named one is frozen by --embeddings.
     """
-    layers = layers_with_weights(model)
-    names = [layer.name for layer in layers]
-    if trainable.isdecimal():
-        if not 1 <= int(trainable) <= len(layers):
+    layers, chosen = layers_with_weights(model), []
+    for pattern in (part.strip() for part in trainable.split(",")):
+        matched = [layer for layer in layers if fnmatch.fnmatchcase(layer.name, pattern)]
+        if not matched:
             raise ValueError(
-                f"Expected --trainable_layers to be from 1 to {len(layers)}, the layers with weights. "
-                f"Found {trainable}."
+                "Expected --trainable_layers to name layers among "
+                f"{', '.join(layer.name for layer in layers)}. Found {pattern!r}."
             )
-        chosen = layers[-int(trainable) :]
-    else:
-        chosen = []
-        for pattern in (part.strip() for part in trainable.split(",")):
-            matched = [layer for layer in layers if fnmatch.fnmatchcase(layer.name, pattern)]
-            if not matched:
-                raise ValueError(
-                    f"Expected --trainable_layers to name layers among {', '.join(names)}. Found "
-                    f"{pattern!r}."
-                )
-            chosen += matched
+        chosen += matched
     for layer in chosen:
         if not layer.trainable:
             raise ValueError(
