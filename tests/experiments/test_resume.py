@@ -92,9 +92,10 @@ def test_a_training_that_has_ended_only_writes_its_result(tmp_path, monkeypatch)
 
 
 def test_early_stopping_of_a_resumed_training_counts_the_planned_steps(tmp_path):
-    # Epochs have two steps of 479 out of 1,006 examples. At such a rate no epoch is better.
+    # Epochs have two steps of 479 out of 1,006 examples. At such a rate no epoch is better,
+    # and the patience begins anew with the process.
     of = settings(model="mlp", validation_split=0.3, patience=1, learning_rate=1e-9)
-    train(tmp_path / "r", of, crash=4, every=1)
+    train(tmp_path / "r", of, crash=3, every=1)
     result = train(tmp_path / "r", of, every=1)
     assert result.restarts == 1
     assert int(result.model.optimizer.iterations.numpy()) < STEPS
