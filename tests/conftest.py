@@ -17,7 +17,7 @@ from tfdp.experiments import console
 # Before TensorFlow is imported, so that the tests compute as the commands do, whatever CPU there is.
 # Keras and TensorFlow are imported below in functions, because the process that hands out the tests
 # needs neither, and importing them took nearly a third of the fast lane.
-console.prefer_onednn()
+console.prepare_tensorflow()
 
 STARTED = pytest.StashKey()
 
@@ -38,7 +38,6 @@ FAST = (
     "experiments/test_report.py",
     "experiments/test_run_folder.py",
     "experiments/test_settings.py",
-    "experiments/test_sweep.py",
     "experiments/test_vocabulary.py",
     "gradients/test_bounds.py",
     "gradients/test_forward.py",

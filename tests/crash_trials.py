@@ -29,8 +29,7 @@ TRIALS = {
     "dpsgd, fixed size": ["--mechanism=dpsgd", "--sampling=fixed_size"],
     "dpsgd, Adam": ["--mechanism=dpsgd", "--optimizer=adam", "--learning_rate=0.01"],
     "dpsgd, adaptive clipping": [
-        "--mechanism=dpsgd", "--clipping=adaptive", "--target_quantile=0.5",
-        "--quantile_learning_rate=0.2",
+        "--mechanism=dpsgd", "--clipping=adaptive",
     ],
     "dpsgd, public batch normalization": ["--mechanism=dpsgd", "--normalization=batch"],
     "dpsgd, early stopping": [
@@ -125,7 +124,7 @@ def row(name, kills, window, steps, every, rng):
         "kills": done,
         "restarts": record["training"]["restarts"],
         "lost_steps": record["training"]["lost_steps"],
-        "seconds_per_step": whole["seconds_per_step"],
+        "seconds_per_step": whole["seconds"] / steps,
         "proven": record["proven"]["epsilon"],
         "accuracy": record["test_accuracy"],
         "accuracy_without": whole["test_accuracy"],

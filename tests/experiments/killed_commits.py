@@ -18,7 +18,7 @@ import traceback
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from tests.experiments.result_helpers import Crash, make
-from tfdp.experiments.result_folder import ResultError
+from tfdp.experiments.run_folder import ResultError
 
 COUNTED = {
     "open", "os.chmod", "os.listdir", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.scandir",

@@ -5,9 +5,10 @@ import os
 import sys
 
 from tfdp._files import replaced_whole
-from tfdp.experiments.result_folder import read_record
-from tfdp.experiments.run_folder import RunFolder
+from tfdp.experiments.run_folder import RunFolder, read_record
+from tfdp.experiments.settings import Experiment
 
+EXPERIMENT = Experiment(epsilon=2.0)
 FILES = {"model.keras", "run.json", "model_card.md", "tensorboard"}
 
 
@@ -25,8 +26,8 @@ def make(path, which, **options):
             sys.audit("test")
             file.write(which[1:])
 
-    with RunFolder(path, **options) as folder:
-        folder.begin({"which": which})
+    with RunFolder(path, EXPERIMENT, **options) as folder:
+        folder.begin()
         try:
             keep_state(folder, which)
         except OSError as error:

@@ -9,11 +9,16 @@ import sys
 import pytest
 
 from tests.experiments.killed_commits import FAILED, KILLED, REFUSED
-from tests.experiments.result_helpers import Crash, keep_state, make, names, state
+from tests.experiments.result_helpers import EXPERIMENT, Crash, keep_state, make, names, state
 from tfdp.experiments import Experiment
-from tfdp.experiments.finished import settings_of
-from tfdp.experiments.result_folder import ResultError
-from tfdp.experiments.run_folder import ResultBusy, RunFolder, new_folder, numbered
+from tfdp.experiments.run_folder import (
+    ResultBusy,
+    ResultError,
+    ResultExists,
+    RunFolder,
+    new_folder,
+    numbered,
+)
 
 # -- whole or not at all -------------------------------------------------------------------------
 
@@ -103,8 +108,11 @@ def test_an_interruption_waits_until_the_result_is_in_place(tmp_path, monkeypatc
 
 def test_a_finished_result_needs_overwrite(tmp_path):
     make(tmp_path / "r", "old")
-    with pytest.raises(ResultError, match="--overwrite"):
-        RunFolder(tmp_path / "r").__enter__()
+    with pytest.raises(ResultExists, match="--overwrite"):
+        RunFolder(tmp_path / "r", EXPERIMENT).__enter__()
+    with pytest.raises(ResultError, match="--epsilon=3") as other:
+        RunFolder(tmp_path / "r", Experiment(epsilon=3.0)).__enter__()
+    assert not isinstance(other.value, ResultExists)
     make(tmp_path / "r", "new", overwrite=True)
     assert state(tmp_path / "r") == "new" and names(tmp_path) == ["r"]
 
@@ -147,8 +155,8 @@ def test_numbers_continue_after_the_largest_that_is_taken(tmp_path):
 
 def leave(path):
     """Leaves what a training leaves that fails after its first state."""
-    with pytest.raises(Crash), RunFolder(path) as folder:
-        folder.begin({"which": "new"})
+    with pytest.raises(Crash), RunFolder(path, EXPERIMENT) as folder:
+        folder.begin()
         keep_state(folder, "new")
         raise Crash
 
@@ -157,9 +165,9 @@ def test_a_training_that_fails_is_resumed_and_leaves_no_secrets(tmp_path):
     leave(tmp_path / "r")
     leave(tmp_path / "r")
     assert (tmp_path / "r.unfinished").stat().st_mode & 0o777 == 0o700
-    with RunFolder(tmp_path / "r") as folder:
+    with RunFolder(tmp_path / "r", EXPERIMENT) as folder:
         assert folder.resumable and names(folder.log_dir) == ["events.out.tfevents.1"]
-        folder.begin({"which": "new"})
+        folder.begin()
         assert folder.restarts == 2
     make(tmp_path / "r", "new")
     assert names(tmp_path) == ["r"]
@@ -168,48 +176,45 @@ def test_a_training_that_fails_is_resumed_and_leaves_no_secrets(tmp_path):
 
 
 def test_a_training_that_fails_before_it_begins_leaves_nothing(tmp_path):
-    with pytest.raises(Crash), RunFolder(tmp_path / "r") as folder:
-        folder.check_settings({})
+    with pytest.raises(Crash), RunFolder(tmp_path / "r", EXPERIMENT):
         raise Crash
     assert names(tmp_path) == []
 
 
 def test_a_training_can_be_discarded(tmp_path):
     leave(tmp_path / "r")
-    with RunFolder(tmp_path / "r") as folder:
-        folder.discard()
-        folder.begin({"which": "other"})
-        assert not os.path.exists(folder.backup)
+    with RunFolder(tmp_path / "r", Experiment(epsilon=3.0), resume=False) as folder:
+        assert not folder.resumable and not os.path.exists(folder.backup)
+        folder.begin()
         folder.discard()
     assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize(
     ("name", "changes"),
-    [
-        ("noise_multiplier", {"noise_multiplier": 2.0}),
-        ("batch_size", {"batch_size": 64}),
-        ("insecure_seed", {"insecure_seed": 7}),
-    ],
+    [("epsilon", {"epsilon": 3.0}), ("insecure_seed", {"insecure_seed": 7})],
 )
 def test_a_training_is_resumed_with_its_own_settings_only(tmp_path, name, changes):
-    settings = settings_of(Experiment(noise_multiplier=4.0))
-    with pytest.raises(Crash), RunFolder(tmp_path / "r") as folder:
-        folder.begin(settings)
-        raise Crash
-    others = settings_of(Experiment(**{"noise_multiplier": 4.0} | changes))
-    with (
-        pytest.raises(ResultError, match=f"--{name}=") as refused,
-        RunFolder(tmp_path / "r") as folder,
-    ):
-        folder.begin(others)
+    leave(tmp_path / "r")
+    others = Experiment(**{"epsilon": 2.0} | changes)
+    with pytest.raises(ResultError, match=f"--{name}=") as refused:
+        RunFolder(tmp_path / "r", others).__enter__()
     assert "--resume=never" in str(refused.value)
-    with RunFolder(tmp_path / "r") as folder:  # nothing is lost
+    with RunFolder(tmp_path / "r", EXPERIMENT) as folder:  # nothing is lost
         assert folder.resumable
-        folder.begin(settings)
 
 
-def test_another_version_does_not_resume(monkeypatch):
-    settings = settings_of(Experiment(noise_multiplier=4.0))
+def test_a_training_is_resumed_with_the_same_files_and_version_only(tmp_path, monkeypatch):
+    words = tmp_path / "words.txt"
+    words.write_text("the")
+    of = Experiment(epsilon=2.0, dataset="glue/sst2", model="bilstm", embeddings=str(words))
+    with pytest.raises(Crash), RunFolder(tmp_path / "r", of) as folder:
+        folder.begin()
+        raise Crash
     monkeypatch.setattr("tfdp.__version__", "99")
-    assert settings_of(Experiment(noise_multiplier=4.0)) != settings
+    with pytest.raises(ResultError, match="version of tfdp"):
+        RunFolder(tmp_path / "r", of).__enter__()
+    monkeypatch.undo()
+    words.write_text("another")
+    with pytest.raises(ResultError, match="SHA-256"):
+        RunFolder(tmp_path / "r", of).__enter__()

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from tfdp import models
-from tfdp.experiments import Experiment, record, run
+from tfdp.experiments import Experiment, run
 from tfdp.experiments.public_data import public_examples
+from tfdp.experiments.report import record
 from tfdp.experiments.start import (
     UNKNOWN,
     begin,
@@ -24,14 +25,14 @@ SMALL = {"model": "mlp", "batch_size": 64, "steps": 1, "seed": 3}
 
 def private(path, **settings):
     settings = {"noise_multiplier": 1.0, **SMALL, **settings}
-    return Experiment(initial_weights=str(path), **settings)
+    return Experiment(initial_weights=path and str(path), **settings)
 
 
 def pretrained(path, classes=10, **options):
     """Writes a network with weights of its own, and returns it."""
     keras.utils.set_random_seed(77)
     model = models.build("mlp", (8, 8, 1), classes, **options)
-    (model.save_weights if path.name.endswith(".weights.h5") else model.save)(path)
+    model.save(path)
     return model
 
 
@@ -48,8 +49,8 @@ def on(dataset, mechanism="none", **more):
 
 
 class TestLoading:
-    @pytest.mark.parametrize("name", ["model.keras", "model.weights.h5"])
-    def test_all_weights_are_loaded_but_the_output_layer_of_other_classes(self, tmp_path, name):
+    def test_all_weights_are_loaded_but_the_output_layer_of_other_classes(self, tmp_path):
+        name = "model.keras"
         public = pretrained(tmp_path / name, classes=100)
         same = models.build("mlp", (8, 8, 1), 100)
         assert load(same, str(tmp_path / name)) == ()
@@ -74,12 +75,15 @@ class TestLoading:
             mine, other = (m.layers[0].network.get_weights() for m in (model, file))
             assert all(map(np.array_equal, mine, other))
 
-    @pytest.mark.parametrize("name", ["model.keras", "model.weights.h5"])
-    def test_another_network_is_refused(self, tmp_path, name):
-        pretrained(tmp_path / name)
-        model = models.build("hidden_500", (8, 8, 1), 10)
-        with pytest.raises(ValueError, match="hidden_500"):
-            load(model, str(tmp_path / name))
+    def test_another_network_is_refused(self, tmp_path):
+        pretrained(tmp_path / "model.keras", normalization="layer_affine")
+        for name, normalization in (("hidden_500", "none"), ("mlp", "none")):
+            model = models.build(name, (8, 8, 1), 10, normalization)
+            with pytest.raises(ValueError, match=name):
+                load(model, str(tmp_path / "model.keras"))
+        (tmp_path / "a.keras").write_text("no network")
+        with pytest.raises(ValueError, match=r"a\.keras"):
+            load(model, str(tmp_path / "a.keras"))
 
 
 class TestWhereWeightsComeFrom:
@@ -121,10 +125,11 @@ class TestWhereWeightsComeFrom:
     def test_weights_without_a_record_are_declared_public(self, tmp_path):
         pretrained(tmp_path / "model.keras", classes=100)
         model = models.build("mlp", (8, 8, 1), 10)
-        start = begin(private(tmp_path / "model.keras"), model)
-        assert start.public and start.trained_on == (UNKNOWN,) and "logits" in start.notes[0]
-        fresh = begin(Experiment(noise_multiplier=1.0, **SMALL), model)
-        assert (fresh.public, fresh.trained_on, fresh.notes) == (False, (), ())
+        declared, fresh = private(tmp_path / "model.keras"), private(None)
+        assert declared.starts_public and not fresh.starts_public
+        trained_on, notes = begin(declared, model)
+        assert trained_on == (UNKNOWN,) and "logits" in notes[0]
+        assert begin(fresh, model) == ((), [])
 
     def test_a_file_with_a_ledger_is_refused(self, tmp_path):
         result = run(Experiment(noise_multiplier=1.0, **SMALL), verbose=0)
@@ -165,12 +170,11 @@ class TestFreezing:
         freeze(model, trainable)
         return {layer.name for layer in model.layers if layer.trainable_variables}
 
-    def test_names_patterns_and_numbers(self):
+    def test_names_and_patterns(self):
         assert self.frozen("logits") == {"logits"}
         assert self.frozen("logits*, dense_1") == {"logits", "logits_norm", "dense_1"}
-        assert self.frozen("2") == {"logits", "logits_norm"}
 
-    @pytest.mark.parametrize("trainable", ["0", "99", "conv_1", "logits,conv*", ""])
+    @pytest.mark.parametrize("trainable", ["conv_1", "logits,conv*", ""])
     def test_what_is_not_there_is_refused(self, trainable):
         with pytest.raises(ValueError, match="Expected --trainable_layers"):
             self.frozen(trainable)

@@ -10,7 +10,8 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, rdp
 
 from tfdp import data
 from tfdp.accounting import claimed, describe
-from tfdp.experiments import Experiment, card, command, run
+from tfdp.experiments import Experiment, command, run
+from tfdp.experiments.report import card
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TUTORIAL = ROOT / "flags" / "tutorial"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tfdp.experiments.vocabulary import hash_tokens, look_up_tokens, read_vectors, read_words
+from tfdp.experiments.vocabulary import hash_tokens, look_up_tokens, read_vectors
 
 
 def written(path, text):
@@ -37,31 +37,12 @@ class TestLookUp:
         np.testing.assert_array_equal(alone[0], together[1])
 
 
-class TestWords:
-    def test_order_case_and_limit(self, tmp_path):
-        path = written(tmp_path / "words.txt", "The 0.5\n\nfilm\nthe\nodd\n")
-        assert read_words(path) == ("the", "film", "odd")
-        assert read_words(path, limit=2) == ("the", "film")
-        # A mark of byte order, as some editors write it, is no part of the first word.
-        assert read_words(written(path, "\ufeffThe\nfilm\n")) == ("the", "film")
-
-    @pytest.mark.parametrize("text", ["", "\n \n", b"\xff\xfe\x00"])
-    def test_refusals(self, tmp_path, text):
-        with pytest.raises(ValueError, match=r"words\.txt"):
-            read_words(written(tmp_path / "words.txt", text))
-
-    def test_a_file_that_is_missing(self, tmp_path):
-        with pytest.raises(ValueError, match="No such file"):
-            read_words(tmp_path / "words.txt")
-
-
 class TestVectors:
     def test_words_and_numbers(self, tmp_path):
         path = written(tmp_path / "v.txt", "the 1 2 3\nFilm 4 5 6.5\nfilm 0 0 0\n. . 7 8 9\n")
         words, table = read_vectors(path)
         assert words == ("the", "film", ". .") and table.dtype == np.float32
         np.testing.assert_array_equal(table, [[1, 2, 3], [4, 5, 6.5], [7, 8, 9]])
-        assert read_vectors(path, limit=1)[0] == ("the",)
 
     def test_the_first_line_of_word2vec(self, tmp_path):
         path = written(tmp_path / "v.txt", "2 3\nthe 1 2 3\nfilm 4 5 6\n")

@@ -6,7 +6,7 @@ import pytest
 
 from tfdp import data, models
 from tfdp.experiments import Experiment, network
-from tfdp.experiments.announcement import announcement
+from tfdp.experiments.facts import announcement
 from tfdp.experiments.rules import WORD_MODELS
 from tfdp.experiments.start import begin
 from tfdp.experiments.vocabulary import hash_tokens
@@ -33,21 +33,12 @@ def vectors(tmp_path):
 
 class TestVocabularies:
     def test_hashed_words(self):
-        words = words_of(experiment(vocabulary_size=500, sequence_length=3))
-        assert (words.size, words.width, words.trainable, words.table) == (500, 100, True, None)
+        words = words_of(experiment(sequence_length=3))
+        assert (words.size, words.width, words.trainable, words.table) == (10_000, 100, True, None)
         made = in_words(reviews("A fine film", "fine"), words)
-        expected = hash_tokens(["A fine film", "fine"], num_buckets=500, length=3)
+        expected = hash_tokens(["A fine film", "fine"], num_buckets=10_000, length=3)
         np.testing.assert_array_equal(made.x_train, expected)
         assert made.input_shape == (3,) and made.x_test.shape == (1, 3)
-        assert words_of(experiment()).size == 10_000
-
-    def test_a_public_list(self, tmp_path):
-        path = tmp_path / "words.txt"
-        path.write_text("the\nfilm\nodd\n")
-        words = words_of(experiment(vocabulary=str(path), vocabulary_size=2, sequence_length=3))
-        assert words.size == 4
-        np.testing.assert_array_equal(words.rows(["odd film the"]), [[1, 3, 2]])
-        assert "2 words of words.txt (SHA-256 " in words.notes[0]
 
     def test_public_vectors(self, vectors):
         words = words_of(experiment(embeddings=vectors, sequence_length=3))
@@ -55,7 +46,7 @@ class TestVocabularies:
         expected = [[0, 0, 0], [0, 0, 0], [1, 2, 3], [4, 5, 6]]
         np.testing.assert_array_equal(words.table, expected)
         np.testing.assert_array_equal(words.rows(["odd film the"]), [[1, 3, 2]])
-        assert "other words is zero" in words.notes[1]
+        assert "2 words of glove.txt (SHA-256 " in words.note
         with pytest.raises(ValueError, match="vectors of 64 numbers with --model=transformer"):
             words_of(experiment(embeddings=vectors, model="transformer"))
 
@@ -66,12 +57,10 @@ class TestTables:
         [(name, ("trained", "frozen")[i % 2]) for i, name in enumerate(WORD_MODELS)],
     )
     def test_a_network_has_the_table_of_its_words(self, name, embeddings, tmp_path):
-        words = words_of(
-            experiment(model=name, embeddings=embeddings, vocabulary_size=50, sequence_length=6)
-        )
+        words = words_of(experiment(model=name, embeddings=embeddings, sequence_length=6))
         model = with_words(models.build(name, (6,), 3), words)
         table = model.get_layer("embedding")
-        assert table.embeddings.shape == (50, WORD_MODELS[name] or 100)
+        assert table.embeddings.shape == (10_000, WORD_MODELS[name] or 100)
         assert table.trainable == (embeddings == "trained")
         rows = words.rows(["a fine film", "odd"])
         logits = model(rows)
@@ -89,7 +78,7 @@ class TestTables:
         assert model.get_layer("embedding").mask_zero
 
     def test_the_weights_are_drawn_anew_for_each_seed(self):
-        words = words_of(experiment(embeddings="frozen", vocabulary_size=50))
+        words = words_of(experiment(embeddings="frozen"))
         drawn = []
         for seed in (1, 1, 2):
             keras.utils.set_random_seed(seed)
@@ -112,25 +101,26 @@ class TestStart:
 
     def test_public_vectors_are_declared_public_and_another_split_is_told(self, news, vectors):
         settings = experiment(**news, embeddings=vectors)
-        prepared = network.prepare(settings, *network.load(settings))
-        assert prepared.dataset.x_train.shape == (48, 3) and prepared.start.public
-        table = prepared.model.get_layer("embedding").embeddings.numpy()
+        dataset, words = network.load(settings)
+        model, _, _ = network.build(settings, dataset, words)
+        assert dataset.x_train.shape == (48, 3) and settings.starts_public
+        table = model.get_layer("embedding").embeddings.numpy()
         np.testing.assert_array_equal(table[2:], [[1, 2, 3], [4, 5, 6]])
         said = "trained on test[:48] and tested on test[48:]"
-        assert said in announcement(settings) and said in prepared.notes[0]
+        assert said in announcement(settings)
 
     def test_vectors_of_a_file_stay_those_of_the_file(self, vectors, tmp_path):
         """Initial weights hold a table, too, and the card names the file of the vectors."""
         made = words_of(experiment(embeddings=vectors, sequence_length=4))
         model = with_words(models.build("bilstm", (4,), 2), made)
         model.get_layer("embedding").embeddings.assign(np.full((4, 3), 9.0))
-        model.save_weights(tmp_path / "a.weights.h5")
+        model.save(tmp_path / "a.keras")
         fresh = with_words(models.build("bilstm", (4,), 2), made)
         begin(
             experiment(
                 embeddings=vectors,
                 sequence_length=4,
-                initial_weights=str(tmp_path / "a.weights.h5"),
+                initial_weights=str(tmp_path / "a.keras"),
             ),
             fresh,
         )

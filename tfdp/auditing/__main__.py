@@ -17,7 +17,7 @@ from pathlib import Path
 from absl import app, flags, logging
 
 from tfdp.accounting.command import plot
-from tfdp.experiments import command, console, help_text
+from tfdp.experiments import command, console
 
 FLAGS = flags.FLAGS
 _PROGRAM = "python -m tfdp.auditing"
@@ -56,19 +56,14 @@ _OWN = {
 def parse(argv):
     """Parses the flags, or prints --help, or refuses what cannot be parsed in one sentence."""
     try:
-        words = [word for word in argv if word not in help_text.WORDS]
-        arguments = command.parse(words)
+        arguments = command.parse(argv, sys.modules[__name__])
         task = _task(arguments)
         others = set().union(*_OWN.values()) - _OWN[task]
         useless = sorted(name for name in others if FLAGS[name].present)
         if useless:
             raise ValueError(f"Expected flags that {task} uses. Found --{useless[0]}.")
-        if words != argv:
-            (point,) = command.points(argv)
-            print(help_text.text(sys.modules[__name__], point))
-            sys.exit(0)
     except ValueError as error:
-        sys.exit(_refuse(error))
+        sys.exit(console.refuse(error, _PROGRAM))
     return arguments
 
 
@@ -82,14 +77,13 @@ def _task(arguments) -> str:
 
 def main(argv):
     logging.set_verbosity(logging.WARNING)
-    console.prefer_onednn()
+    console.prepare_tensorflow()
     task = _task(argv)
     try:
         (point,) = command.points(sys.argv)
-        with console.quiet_tensorflow():
-            return _membership(point) if task == "membership" else _audit(point)
+        return _membership(point) if task == "membership" else _audit(point)
     except _expected() as error:
-        return _refuse(error)
+        return console.refuse(error, _PROGRAM)
     except Exception:
         # Not Python's own status 1, which would say that something was refuted.
         traceback.print_exc()
@@ -143,11 +137,6 @@ def _audit(point) -> int:
     print(found)
     write(found, {"training": point.command, "guarantee": kind}, FLAGS.json, FLAGS.plot)
     return 1 if found.refutes(kind) else 0
-
-
-def _refuse(error):
-    print(f"{_PROGRAM}: error: {error}", file=sys.stderr)
-    return 2
 
 
 def run() -> None:

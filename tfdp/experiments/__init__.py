@@ -24,12 +24,9 @@ _PUBLIC = {
     "run_into": "saving",
     "attack_experiment": "audited",
     "audit_experiment": "audited",
-    "ResultError": "result_folder",
+    "ResultError": "run_folder",
     "RunFolder": "run_folder",
-    "read_record": "result_folder",
-    "print_table": "report",
-    "record": "report",
-    "card": "report",
+    "read_record": "run_folder",
 }
 
 __all__ = [*_PUBLIC]

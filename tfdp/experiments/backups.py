@@ -1,103 +1,86 @@
-"""How an experiment is kept safe from crashes: the callback for private and for plain trainings."""
+"""How an experiment survives crashes: a callback for private and one for plain trainings."""
 
-import dataclasses
 import json
 import os
-import shutil
 import time
 
 import keras
+import numpy as np
 
 from tfdp._files import replaced_whole
-from tfdp._interruptions import Interruptions
-from tfdp._validate import finite, whole
 from tfdp.callbacks import BackupAndRestore
+from tfdp.experiments.rules import interval
 from tfdp.experiments.settings import Experiment
 
 
-@dataclasses.dataclass(frozen=True)
-class Checkpoints:
-    """Where an experiment keeps its state, and how often.
+def backup_of(experiment: Experiment, folder: str, every: str, steps: int):
+    """Returns the callback that keeps the state of a training, and resumes it.
 
-    Attributes:
-        folder: the folder, a secret; it is left as it is at the end of the training.
-        steps: a private state is written after so many steps; None writes them by time.
-        seconds: time between two private states. Without privacy, a state is written after each epoch.
+    Args:
+        experiment: the settings.
+        folder: the folder of the state, a secret; it is kept at the end of the training.
+        every: how often a private state is written, as for `rules.interval`.
+        steps: how many steps the training takes.
     """
-
-    folder: str
-    steps: int | None = None
-    seconds: float = 10.0
-
-    def __post_init__(self):
-        whole("steps", self.steps, 1, optional=True)
-        finite("seconds", self.seconds, 0)
-
-    def callback(self, experiment: Experiment, total_steps: int):
-        """The callback for a training of an experiment with so many steps."""
-        if not experiment.private:
-            return PlainBackup(self.folder)
-        backup = BackupAndRestore(
-            self.folder,
-            self.steps,
-            seconds=self.seconds,
-            delete_checkpoint=False,
-            delta=experiment.delta,
-            adjacency=experiment.adjacency,
-        )
-        backup.planned_steps = total_steps
-        return backup
+    if not experiment.private:
+        return EpochBackup(folder)
+    number, seconds = interval(every)
+    backup = BackupAndRestore(
+        folder,
+        number,
+        seconds=seconds,
+        delete_checkpoint=False,
+        delta=experiment.delta,
+        adjacency=experiment.adjacency,
+    )
+    backup.planned_steps = steps
+    return backup
 
 
-class PlainBackup(keras.callbacks.BackupAndRestore):
-    """Keras' callback, with the logs of the epochs that have ended.
+class EpochBackup(keras.callbacks.Callback):
+    """Keeps the state of a plain training after each epoch, in one file that is replaced whole.
 
-    An epoch that was interrupted is trained again.
+    An epoch that was interrupted is trained again. (`keras.callbacks.BackupAndRestore` writes two
+    files, between which a kill leaves a state of two epochs, and forgets the logs.)
 
     Args:
         folder: the folder.
 
     Attributes:
         epochs, lost_steps, earlier_seconds: as for `tfdp.callbacks.BackupAndRestore`.
+        ended: whether a callback ended the training early.
     """
 
     def __init__(self, folder: str):
-        super().__init__(folder, double_checkpoint=True, delete_checkpoint=False)
-        _mend(folder)
-        self._about, self._since = os.path.join(folder, "epochs.json"), time.monotonic()
-        self.epochs, self.lost_steps, self.earlier_seconds = {}, 0, 0.0
-        if os.path.exists(self._about):
-            with open(self._about) as file:
-                epochs, self.earlier_seconds = json.load(file)
+        super().__init__()
+        os.makedirs(folder, exist_ok=True)
+        self._path, self._since = os.path.join(folder, "state.npz"), time.monotonic()
+        self.epochs, self.lost_steps, self.earlier_seconds, self.ended = {}, 0, 0.0, False
+        self._state = None
+        if os.path.exists(self._path):
+            with np.load(self._path) as state:
+                self._state = dict(state)
+            epochs, self.earlier_seconds, self.ended = json.loads(str(self._state["about"]))
             self.epochs = {int(epoch): logs for epoch, logs in epochs.items()}
 
-    def on_epoch_end(self, epoch, logs=None):
-        with Interruptions():  # Ctrl-C would leave a file of a part of the weights
-            try:
-                self._save(epoch, logs)
-            except BaseException:
-                shutil.rmtree(self.backup_dir, ignore_errors=True)  # it may be such a file, too
-                raise
+    def on_train_begin(self, logs=None):
+        if self._state is None:
+            return
+        for number, variable in enumerate(self._variables()):
+            variable.assign(self._state[str(number)])
+        self._state = None
 
-    def _save(self, epoch, logs):
-        super().on_epoch_end(epoch, logs)
+    def on_epoch_end(self, epoch, logs=None):
         self.epochs[epoch] = {name: float(value) for name, value in (logs or {}).items()}
         seconds = self.earlier_seconds + time.monotonic() - self._since
-        with replaced_whole(self._about) as partial, open(partial, "w") as file:
-            json.dump((self.epochs, seconds), file)
+        about = json.dumps((self.epochs, seconds, bool(self.model.stop_training)))
+        arrays = {str(number): v.numpy() for number, v in enumerate(self._variables())}
+        with replaced_whole(self._path) as partial:
+            np.savez(partial, about=about, **arrays)
 
-
-def _mend(folder):
-    """Undoes a save that a kill has cut: of the weights, and then the number of the epoch."""
-    weights, about = (
-        os.path.join(folder, name) for name in ("latest.weights.h5", "training_metadata.json")
-    )
-    try:
-        with open(about) as file:
-            json.load(file)
-    except (FileNotFoundError, ValueError):
-        if os.path.exists(f"{about}.bkp"):
-            for name in (weights, about):
-                shutil.copy(f"{name}.bkp", name)
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
+    def _variables(self) -> list[keras.Variable]:
+        model, optimizer = self.model, self.model.optimizer
+        if not optimizer.built:
+            optimizer.build(model.trainable_variables)
+        of_metrics = {id(v) for metric in model.metrics for v in metric.variables}
+        return [*optimizer.variables, *(v for v in model.variables if id(v) not in of_metrics)]

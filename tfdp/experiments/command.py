@@ -7,8 +7,9 @@
 A setting has its default, unless a source sets it. From the weakest source to the strongest:
 
 1. the recipe flags/defaults/<dataset>_<mechanism>.cfg, if there is one, and no --flagfile;
-2. the flag files, and then their --sweep;
-3. what is typed, and then its --sweep.
+2. the flag files;
+3. what is typed;
+4. the value of a --sweep, of which a flag file's gives way to what is typed.
 
 Each source is a dictionary of the settings that it sets, and `override` puts a stronger one over a
 weaker one.
@@ -20,17 +21,21 @@ import dataclasses
 import functools
 import itertools
 import shlex
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from absl import flags
 
 import tfdp
+from tfdp._validate import did_you_mean
+from tfdp.accounting.mechanisms.registry import mechanism_class, mechanism_names
 from tfdp.experiments.console import command_line
-from tfdp.experiments.rules import NONE, check_files
+from tfdp.experiments.files import check
+from tfdp.experiments.rules import NONE
 from tfdp.experiments.settings import SETTINGS, USUAL_EPSILON, Experiment
-from tfdp.experiments.sweep import folder_name, product
 
 _PACKAGE = Path(tfdp.__file__).parent
 # The folder flags/: of an installed package, or of a clone.
@@ -45,6 +50,10 @@ _DEFINE = {
 }
 
 
+# The words that ask for the help text.
+_HELP = {"--help", "-help", "-h", "-?", "--helpshort"}
+
+
 @dataclasses.dataclass(frozen=True)
 class Point:
     """One training of a command.
@@ -54,41 +63,51 @@ class Point:
         values: the swept values as texts, by the names of the settings; empty if the command trains
             only once.
         read: the flag files, or the recipe, that settings were read from.
-        from_files: the names of the settings whose values come from those files.
         command: the command that makes this training alone, without the folder of its result.
     """
 
     experiment: Experiment
     values: dict[str, str]
     read: tuple[str, ...] = ()
-    from_files: frozenset[str] = frozenset()
     command: str | None = None
 
     @property
     def name(self) -> str:
         """The swept values in one text, unique among the points; also the name of the folder."""
-        return folder_name(self.values)
+        values = ",".join(f"{name}={text}" for name, text in self.values.items())
+        return values.replace("/", "-")
 
 
 def define(flag_values: flags.FlagValues = flags.FLAGS, sweeps: bool = True) -> None:
-    """Defines a flag for every setting and, if `sweeps`, the flag --sweep."""
-    here = {"flag_values": flag_values, "module_name": __name__}
+    """Defines a flag for every setting, in its group, and, if `sweeps`, the flag --sweep."""
     for name, known in SETTINGS.items():
         listed = "" if known.allowed is None else f" One of: {', '.join(known.allowed)}."
+        if name == "mechanism":
+            listed = "".join(f"\n{m}: {mechanism_class(m).summary}." for m in mechanism_names())
+        here = {"flag_values": flag_values, "module_name": known.group}
         _DEFINE[known.kind](name, known.default, known.help + listed, **here)
     if sweeps:
         flags.DEFINE_multi_string(
             "sweep",
             None,
-            "Trains once for each value, as in --sweep=epsilon=0.5,1,2 or --sweep="
-            '"epsilon=1,2 seed=3,4", where the settings move together. Several make the product. A '
-            "swept setting that is set as well keeps the points with that value.",
-            **here,
+            "Trains once for each value, as in --sweep=epsilon=0.5,1,2. Several make the product.",
+            flag_values=flag_values,
+            module_name="Sweeps",
         )
 
 
-def parse(argv: Sequence[str], flag_values: flags.FlagValues = flags.FLAGS) -> list[str]:
+def parse(
+    argv: Sequence[str],
+    module: ModuleType | None = None,
+    flag_values: flags.FlagValues = flags.FLAGS,
+) -> list[str]:
     """Parses flags; what is typed wins over flag files, wherever it is typed.
+
+    Args:
+        argv: the command line, with the program's name.
+        module: the module of the program: with --help, its docstring and its flags are printed, with
+            the groups of the settings, and the process ends.
+        flag_values: the defined flags.
 
     Returns:
         The words that are no flags, after the program's name.
@@ -96,43 +115,40 @@ def parse(argv: Sequence[str], flag_values: flags.FlagValues = flags.FLAGS) -> l
     Raises:
         ValueError: a flag is unknown or has a value of another type.
     """
-    files, typed = _split(argv)
+    files, typed = _split([word for word in argv if word not in _HELP])
     try:
-        return flag_values([argv[0], *map(_flagfile, files), *typed])
+        words = flag_values([argv[0], *map(_flagfile, files), *typed])
     except flags.Error as error:
         raise ValueError(str(error)) from error
+    if _HELP & {*argv}:
+        groups = dict.fromkeys([module.__name__, "Sweeps", *(k.group for k in SETTINGS.values())])
+        print(module.__doc__.strip(), *map(flag_values.module_help, groups), sep="\n")
+        print("\n--helpfull lists absl's own flags as well.")
+        sys.exit(0)
+    return words
 
 
 def points(argv: Sequence[str], recipes: Path | None = RECIPES) -> list[Point]:
     """Returns the trainings that a command line asks for, one for each point of the sweeps.
-
-    If a swept setting is also set by a flag of its own, only the points with that value remain. If
-    that leaves a single point, it is trained like a command without a sweep.
 
     Args:
         argv: the command line, with the program's name. Flags that are no settings are passed over.
         recipes: the folder of the recipes; None takes none.
 
     Raises:
-        ValueError: a setting or a sweep is invalid, or no point remains.
+        ValueError: a setting or a sweep is invalid.
     """
     files, words = _split(argv)
     typed = _source(words)
     filed = _source(map(_flagfile, files), "In a flag file: ").without(typed)
-    pairs = itertools.product(filed.points, typed.points)
-    found = [
-        _point(files, recipes, filed.fixed, weak, typed.fixed, strong) for weak, strong in pairs
-    ]
-    kept = [point for point in found if point is not None]
-    fixed, swept = filed.fixed | typed.fixed, filed.points[0] | typed.points[0]
-    chosen = {name: value for name, value in fixed.items() if name in swept}
-    if not kept:
-        raise ValueError(
-            f"No point of --sweep has {' and '.join(flag_of(*each) for each in chosen.items())}."
-        )
-    if chosen and len(kept) == 1:  # nothing varies
-        return [dataclasses.replace(kept[0], values={})]
-    return kept
+    found, swept = [], filed.swept | typed.swept
+    for row in itertools.product(*swept.values()):  # the first sweep varies slowest
+        texts = dict(zip(swept, row, strict=True))
+        varied = _source([f"--{name}={text}" for name, text in texts.items()], "In --sweep: ").fixed
+        values, read = _combined([filed.fixed, typed.fixed, varied], tuple(files), recipes)
+        said = {name: values[name] for name in typed.fixed | varied if name in values}
+        found.append(Point(_experiment(values), texts, read, _command(files, said)))
+    return found
 
 
 def override(weaker: Mapping[str, Any], stronger: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,38 +187,20 @@ def common_name(found: Sequence[Point]) -> str:
     return "_".join(names).replace("/", "-")
 
 
-def _point(files, recipes, filed, weak, typed, strong) -> Point | None:
-    """Returns the training of a point of the flag files' sweeps and one of the typed ones.
-
-    Returns:
-        None if a swept setting has another value than the one that is set as well.
-    """
-    sources = [filed, _parsed(weak), typed, _parsed(strong)]
-    fixed, swept = filed | typed, sources[1] | sources[3]
-    if any(swept[name] != fixed.get(name, swept[name]) for name in swept):
-        return None
-    values, read = _combined(sources, tuple(files), recipes)
-    varied = {name: text for name, text in (weak | strong).items() if name not in fixed}
-    said = typed | {name: swept[name] for name in varied}
-    command = _command(files, {name: value for name, value in said.items() if name in values})
-    from_files = frozenset(values.keys() - said.keys())
-    return Point(_experiment(values), varied, read, from_files, command)
-
-
 class _Source(NamedTuple):
-    """What one source sets: values by the names of settings, and the points of its sweeps."""
+    """What one source sets: values, and the swept values as texts, by the names of settings."""
 
     fixed: dict[str, Any]
-    points: list[dict[str, str]]
+    swept: dict[str, list[str]]
 
     def without(self, stronger: "_Source") -> "_Source":
-        """Leaves out what the sweeps of a stronger source set, and the rivals of all that it sets."""
-        swept = stronger.points[0].keys()
-        replaced = swept | {SETTINGS[name].rival for name in swept | stronger.fixed.keys()}
-        kept = [{n: text for n, text in p.items() if n not in replaced} for p in self.points]
-        different = {tuple(point.items()): point for point in kept}
-        fixed = {name: value for name, value in self.fixed.items() if name not in replaced}
-        return _Source(fixed, [*different.values()])
+        """Leaves out what a stronger source sets or sweeps, and the rivals of that."""
+        replaced = {*stronger.fixed, *stronger.swept}
+        replaced |= {SETTINGS[name].rival for name in replaced}
+        return _Source(
+            {name: value for name, value in self.fixed.items() if name not in replaced},
+            {name: texts for name, texts in self.swept.items() if name not in replaced},
+        )
 
 
 def _source(words: Iterable[str], where: str = "", sweeps: bool = True) -> _Source:
@@ -214,18 +212,31 @@ def _source(words: Iterable[str], where: str = "", sweeps: bool = True) -> _Sour
         fixed = {name: known[name].value for name in SETTINGS if known[name].present}
         for name, value in fixed.items():
             SETTINGS[name].check(value)
-        points = product(known["sweep"].value or ()) if sweeps else [{}]
-        names = fixed.keys() | points[0].keys()
+        swept = _swept(known["sweep"].value or ()) if sweeps else {}
+        if twice := sorted(fixed.keys() & swept.keys()):
+            raise ValueError(f"--{twice[0]} is set and swept. Leave one out.")
+        names = fixed.keys() | swept.keys()
         if rivals := sorted(name for name in names if SETTINGS[name].rival in names):
             raise ValueError(f"Expected one of --{' and --'.join(rivals)}. Received both.")
     except (flags.Error, ValueError) as error:
         raise ValueError(f"{where}{error}") from error
-    return _Source(fixed, points)
+    return _Source(fixed, swept)
 
 
-def _parsed(point: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the values of a point of a sweep."""
-    return _source([f"--{name}={text}" for name, text in point.items()], "In --sweep: ").fixed
+def _swept(sweeps: Iterable[str]) -> dict[str, list[str]]:
+    """Returns the values of each swept setting, as texts."""
+    found = {}
+    for sweep in sweeps:
+        name, _, values = sweep.partition("=")
+        if name not in SETTINGS or not SETTINGS[name].recorded:
+            meant = did_you_mean(name, [n for n, known in SETTINGS.items() if known.recorded])
+            raise ValueError(f"--sweep={sweep} does not name a setting that run.json holds.{meant}")
+        if name in found:
+            raise ValueError(f"--sweep={name}=... is given twice. Leave one out.")
+        found[name] = values.split(",")
+        if not all(found[name]):
+            raise ValueError(f"Expected --sweep to be name=value,value,... Received {sweep!r}.")
+    return found
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -276,5 +287,5 @@ def _experiment(values: Mapping[str, Any]) -> Experiment:
     if private and values["epsilon"] is None and values["noise_multiplier"] is None:
         values["epsilon"] = USUAL_EPSILON
     experiment = Experiment(**values)
-    check_files(experiment)
+    check(experiment)
     return experiment

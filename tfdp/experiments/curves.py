@@ -11,7 +11,7 @@ from tfdp.experiments.settings import Experiment
 from tfdp.experiments.weight_noise import draws
 from tfdp.training.export import plain_copy, values_into
 
-TEST, VALIDATION = "test_accuracy", "validation_accuracy"
+TEST, VALIDATION = "test_accuracy", "val_accuracy"
 
 
 def accuracy_of(released: keras.Model, x, y: np.ndarray, experiment: Experiment) -> float:

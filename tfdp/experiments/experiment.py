@@ -4,7 +4,6 @@ import dataclasses
 import math
 import operator
 import time
-from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -13,12 +12,13 @@ from tfdp import data
 from tfdp.accounting import Guarantee, Run, Statement
 from tfdp.callbacks import PrivacyProgress, PrivacyTensorBoard
 from tfdp.experiments import network, validation
-from tfdp.experiments.backups import Checkpoints
+from tfdp.experiments.backups import backup_of
 from tfdp.experiments.construction import budget, make_optimizer, plan
 from tfdp.experiments.correlation import complete
 from tfdp.experiments.curves import TEST, VALIDATION, Curve, accuracy_of, curve_of
 from tfdp.experiments.public_data import PUBLIC
 from tfdp.experiments.rules import check_number
+from tfdp.experiments.run_folder import RunFolder
 from tfdp.experiments.settings import Experiment
 from tfdp.training.dp_model import make_private
 from tfdp.training.export import plain_copy
@@ -29,20 +29,18 @@ class Result:
     """The result of an experiment.
 
     Attributes:
-        experiment: the settings, completed by `correlation.complete`.
+        experiment: the settings.
         model: the trained Keras model, whose weights are the release.
-        run: the accounted run; the last one, if the ledger holds several.
+        runs: the accounted runs of the ledger.
         test_accuracy: accuracy of the released weights on the test split, from 0 to 1; with weight
             noise, the mean over the experiment's `noise_draws` draws of it.
         statement: both guarantees at the experiment's delta and adjacency, and what they mean.
-        seconds_per_step: mean time of a training step after the first; NaN if there was only one.
         seconds: time of the whole training, in all processes.
-        advice: a sentence about a better mechanism at the same proven epsilon, or None.
         history: for each of Keras' metrics, its value in every epoch.
         notes: sentences about the data, the words, the initial weights and what was frozen.
         trained_on: the data set and the mechanism of every training of these weights that is known,
             the last one included.
-        restarts: how often the training went on after it was interrupted.
+        restarts: how often the training was resumed.
         lost_steps: how many steps are counted and are not in the weights, since a crash lost them.
         curve: ((number of epochs, test accuracy after them), ...), where `test_every` asks for it.
 
@@ -60,19 +58,21 @@ class Result:
 
     experiment: Experiment
     model: keras.Model
-    run: Run
+    runs: tuple[Run, ...]
     test_accuracy: float
     statement: Statement
-    seconds_per_step: float
     seconds: float
-    advice: str | None
-    runs: tuple[Run, ...] = ()
     history: dict
     notes: tuple[str, ...] = ()
     trained_on: tuple[dict, ...] = ()
     restarts: int = 0
     lost_steps: int = 0
     curve: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def run(self) -> Run:
+        """The last run."""
+        return self.runs[-1]
 
     @property
     def claimed(self) -> Guarantee:
@@ -89,46 +89,24 @@ class Diverged(FloatingPointError):
     """The model's output is not finite after training."""
 
 
-class _StepTimes(keras.callbacks.Callback):
-    """Measures the mean time of a step, without the first step, which traces and compiles."""
-
-    def __init__(self):
-        super().__init__()
-        self.seconds, self.steps, self._last = 0.0, 0, None
-
-    def on_train_batch_begin(self, batch, logs=None):
-        self._last = time.perf_counter()
-
-    def on_train_batch_end(self, batch, logs=None):
-        if self.steps:
-            self.seconds += time.perf_counter() - self._last
-        self.steps += 1
-
-    @property
-    def mean(self):
-        return self.seconds / (self.steps - 1) if self.steps > 1 else float("nan")
-
-
 def run(
     experiment: Experiment,
-    log_dir: str | None = None,
     verbose: int | str = "auto",
-    before_training: Callable[[], None] | None = None,
+    *,
     world=None,
-    checkpoints: Checkpoints | None = None,
+    folder: RunFolder | None = None,
+    checkpoint_every: str = "10s",
 ) -> Result:
     """Trains a model, evaluates the release and computes both guarantees.
 
     Args:
         experiment: the settings.
-        log_dir: the folder for TensorBoard's events; None writes no events.
         verbose: as in `keras.Model.fit`.
-        before_training: a function that is called after all settings have been checked and before the
-            first step.
         world: the canaries of an audit (a `tfdp.auditing.DiracWorld` or `ExampleWorld`), which become
             part of the data and of the model; None trains without.
-        checkpoints: where and how often the state of the training is kept, so that the same call, in
-            another process, resumes it after a crash; None keeps none.
+        folder: an entered folder, for TensorBoard's log and the state of the training, so that the same
+            call, in another process, resumes it after a crash; None keeps neither.
+        checkpoint_every: how often the state is written, as for `--checkpoint_every`.
 
     Raises:
         ValueError: the settings do not fit together, or do not fit the data.
@@ -148,62 +126,66 @@ def run(
         keras.utils.set_random_seed(experiment.seed)
     task = _prepare(experiment, world)
     planned = _compile(task)
-    if before_training is not None:
-        before_training()
-    fitted = _fit(task, log_dir, verbose, world, checkpoints)
-    return _evaluate(task, planned, fitted)
+    backup = None
+    if folder is not None:
+        folder.begin()
+        backup = backup_of(experiment, folder.backup, checkpoint_every, task.steps)
+    callbacks = _callbacks(task, None if folder is None else folder.log_dir)
+    callbacks += [] if world is None else world.callbacks
+    started = time.perf_counter()
+    epochs = _fit(task, verbose, callbacks, backup)
+    seconds = time.perf_counter() - started
+    result = _evaluate(task, planned, epochs, seconds)
+    if folder is None:
+        return result
+    return dataclasses.replace(
+        result,
+        seconds=seconds + backup.earlier_seconds,
+        restarts=folder.restarts,
+        lost_steps=backup.lost_steps,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Task:
-    """A training that is ready to be compiled: a model, its data and the number of steps."""
+    """A training that is ready to be compiled; `correlation.complete` made `experiment` of `asked`."""
 
     experiment: Experiment
-    prepared: network.Prepared
+    asked: Experiment
     model: keras.Model
+    dataset: data.Dataset
     lots: data.Lots
     steps: int
-
-    @property
-    def dataset(self) -> data.Dataset:
-        return self.prepared.dataset
+    trained_on: tuple[dict, ...]
+    notes: tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Fitted:
-    """What a training leaves beside the weights."""
-
-    epochs: dict  # for each epoch, the values of Keras' metrics by name
-    seconds: float
-    seconds_per_step: float
-    lost_steps: int
-
-
-def _prepare(experiment, world) -> _Task:
+def _prepare(asked, world) -> _Task:
     """Loads the data, builds the network and makes the lots."""
-    dataset, words = network.load(experiment)
-    dataset, sample_weight = validation.hold_out(dataset, experiment), None
+    dataset, words = network.load(asked)
+    dataset, sample_weight = validation.hold_out(dataset, asked), None
     if world is not None:
         dataset, sample_weight = _with_canaries(dataset, world)
-    check_number(experiment, len(dataset.y_train))
-    experiment = complete(experiment, len(dataset.y_train))
-    prepared = network.prepare(experiment, dataset, words)
-    multiple = None if experiment.jit_compile else data.row_multiple_for(experiment.batch_size)
+    check_number(asked, len(dataset.y_train))
+    experiment = complete(asked, len(dataset.y_train))
+    model, trained_on, notes = network.build(experiment, dataset, words)
     lots = data.make_lots(
         experiment.sampling,
-        prepared.dataset.x_train,
-        prepared.dataset.y_train,
+        dataset.x_train,
+        dataset.y_train,
         lot_size=experiment.batch_size,
         sample_weight=sample_weight,
         physical_batch_size=experiment.physical_batch_size,
         seed=experiment.insecure_seed,
         groups=experiment.groups,
         microbatch_size=experiment.batch_size // (experiment.microbatches or experiment.batch_size),
-        row_multiple=multiple,
+        row_multiple=None
+        if experiment.jit_compile
+        else data.row_multiple_for(experiment.batch_size),
     )
     steps = experiment.steps or max(1, round(experiment.epochs * lots.steps_per_epoch))
-    model = prepared.model if world is None else world.model(prepared.model)
-    return _Task(experiment, prepared, model, lots, steps)
+    model = model if world is None else world.model(model)
+    return _Task(experiment, asked, model, dataset, lots, steps, trained_on, notes)
 
 
 def _compile(task) -> Run:
@@ -216,7 +198,7 @@ def _compile(task) -> Run:
             physical_batch_size=experiment.physical_batch_size,
             budget=budget(experiment),
             seed=experiment.insecure_seed,
-            start="public" if task.prepared.start.public else None,
+            start="public" if experiment.starts_public else None,
         )
     planned = plan(experiment, task.lots, task.steps, model)
     noise_multiplier = getattr(planned.mechanism, "noise_multiplier", None)
@@ -231,25 +213,23 @@ def _compile(task) -> Run:
     return planned
 
 
-def _fit(task, log_dir, verbose, world, checkpoints) -> _Fitted:
-    """Trains all steps: whole epochs, then one short epoch for the rest."""
+def _fit(task, verbose, callbacks, backup) -> dict[int, dict]:
+    """Trains whole epochs, then a short one for the rest; returns the metrics of every epoch."""
     experiment, per_epoch = task.experiment, task.lots.steps_per_epoch
-    backup = None if checkpoints is None else checkpoints.callback(experiment, task.steps)
-    callbacks, times = _callbacks(task, log_dir, backup), _StepTimes()
-    callbacks += [times, *(() if world is None else world.callbacks)]
-    callbacks += [] if backup is None else [backup]  # it sees what the others add to the logs
-    # A plain training that is resumed knows its epochs already, a private one when it is fitted.
-    epochs = {} if backup is None else dict(backup.epochs)
-    started = time.perf_counter()
+    resumed, epochs = 0, {}
+    if backup is not None:
+        callbacks = [*callbacks, backup]  # it sees what the others add to the logs
+        if not experiment.private:
+            epochs = dict(backup.epochs)
+            resumed = len(epochs) if not backup.ended else task.steps
     whole, rest = divmod(task.steps, per_epoch)
     for first, number, length in ((0, whole, per_epoch), (whole, bool(rest), rest)):
-        over = _is_over(epochs, experiment)
-        if not number or (over and first):
+        if not number or (first and _stopped_after(task, epochs) is not None):
             continue
         fitted = task.model.fit(
             _train_data(task),
-            initial_epoch=first,
-            epochs=first + (0 if over else number),  # none only restores the weights
+            initial_epoch=min(max(first, resumed), first + number),  # none restores the weights
+            epochs=first + number,
             steps_per_epoch=length,
             callbacks=callbacks,
             verbose=verbose,
@@ -259,34 +239,36 @@ def _fit(task, log_dir, verbose, world, checkpoints) -> _Fitted:
         for name, values in fitted.history.items():
             for epoch, value in zip(fitted.epoch, values, strict=True):
                 epochs.setdefault(epoch, {})[name] = value
-    seconds = time.perf_counter() - started + (0.0 if backup is None else backup.earlier_seconds)
-    lost = 0 if backup is None else backup.lost_steps
-    return _Fitted(dict(sorted(epochs.items())), seconds, times.mean, lost)
+    return dict(sorted(epochs.items()))
 
 
-def _evaluate(task, planned, fitted) -> Result:
+def _stopped_after(task, epochs) -> int | None:
+    """The number of epochs after which the validation examples ended the training; None if not."""
+    number = max(epochs, default=-1) + 1
+    early = number < task.steps // task.lots.steps_per_epoch
+    return number if early and task.experiment.validation_split is not None else None
+
+
+def _evaluate(task, planned, epochs, seconds) -> Result:
     """Measures the release and states what it cost."""
     experiment, model, dataset = task.experiment, task.model, task.dataset
-    runs = _finished_runs(task, planned, fitted.epochs)
+    runs = _finished_runs(task, planned)
     accuracy = accuracy_of(plain_copy(model), dataset.x_test, dataset.y_test, experiment)
-    notes = task.prepared.notes
+    notes = task.notes
     if dataset.y_validation is not None:
-        notes += (validation.note(len(dataset.y_validation), fitted.epochs, experiment),)
+        stopped = _stopped_after(task, epochs)
+        notes += (validation.note(len(dataset.y_validation), stopped, experiment.private),)
     return Result(
-        experiment=experiment,
+        experiment=task.asked,
         model=model,
-        run=runs[-1],
         runs=runs,
         test_accuracy=accuracy,
         statement=Statement.of(runs, experiment.delta, experiment.adjacency, planned=False),
-        seconds_per_step=fitted.seconds_per_step,
-        seconds=fitted.seconds,
-        advice=runs[-1].mechanism.advice,
-        history=_by_name(fitted.epochs),
-        curve=curve_of(fitted.epochs),
+        seconds=seconds,
+        history=_by_name(epochs),
+        curve=curve_of(epochs),
         notes=notes,
-        trained_on=(*task.prepared.start.trained_on, _trained_on(experiment)),
-        lost_steps=fitted.lost_steps,
+        trained_on=(*task.trained_on, _trained_on(experiment)),
     )
 
 
@@ -300,7 +282,7 @@ def _with_canaries(dataset, world):
     return dataset, weight[0] if weight else None
 
 
-def _callbacks(task, log_dir, backup) -> list:
+def _callbacks(task, log_dir) -> list:
     """The callbacks that measure, stop and report; those that come first add to the logs."""
     experiment, dataset, found = task.experiment, task.dataset, []
     if experiment.test_every is not None:
@@ -308,7 +290,7 @@ def _callbacks(task, log_dir, backup) -> list:
         found.append(Curve(TEST, *test, experiment, experiment.test_every))
     if dataset.y_validation is not None:
         found.append(Curve(VALIDATION, dataset.x_validation, dataset.y_validation, experiment))
-        found.append(validation.ValidationStop(experiment, backup))
+        found.append(keras.callbacks.EarlyStopping(VALIDATION, patience=experiment.patience))
     if experiment.private:
         found.append(PrivacyProgress(experiment.delta, experiment.guarantee, experiment.adjacency))
         if log_dir is not None:
@@ -330,18 +312,15 @@ def _weigh_every_label(x, y, weight):
     return x, y, keras.ops.broadcast_to(weight[:, None], keras.ops.shape(y))
 
 
-def _is_over(epochs, experiment) -> bool:
-    return experiment.validation_split is not None and validation.is_over(epochs, experiment)
-
-
-def _finished_runs(task, planned, epochs) -> tuple[Run, ...]:
+def _finished_runs(task, planned) -> tuple[Run, ...]:
     """The runs of the trained weights; makes the weights those of the release."""
     experiment, model = task.experiment, task.model
-    if experiment.private and _is_over(epochs, experiment):
-        # fit() has counted what was left of it; the rest of an epoch would have been a fit of its own.
-        model.privacy.count_left_out(max(0, task.steps - model.privacy.ledger.runs[-1].steps))
-    if experiment.private and experiment.release == "mu":
-        model.optimizer.release_means(model.trainable_variables)
+    if experiment.private:
+        # An early end: fit() has counted what was left of it, and not a short epoch after it.
+        if (left := task.steps - model.privacy.ledger.runs[-1].steps) > 0:
+            model.privacy.count_left_out(left)
+        if experiment.release == "mu":
+            model.optimizer.release_means(model.trainable_variables)
     if not _is_finite(task):
         raise Diverged(
             "The model's output is not a finite number after training: it diverged; lower "
@@ -349,9 +328,7 @@ def _finished_runs(task, planned, epochs) -> tuple[Run, ...]:
         )
     if experiment.private:
         return tuple(model.privacy.ledger.runs)
-    if experiment.validation_split is not None:  # it may have ended early
-        planned = planned.with_steps(int(model.optimizer.iterations.numpy()))
-    return (planned,)
+    return (planned.with_steps(int(model.optimizer.iterations.numpy())),)
 
 
 def _is_finite(task) -> bool:

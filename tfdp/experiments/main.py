@@ -11,17 +11,22 @@ flags/defaults/<dataset>_<mechanism>.cfg, if there is one. --epsilon is the PROV
 epsilon unless --guarantee=claimed is set. An installed tfdp has this command as tfdp-train.
 """
 
-import contextlib
 import functools
 import os
 import pathlib
-import re
 import shlex
 import sys
 
 from absl import app, flags, logging
 
-from tfdp.experiments import command, console, help_text
+from tfdp.experiments import command, console, rules
+from tfdp.experiments.run_folder import (
+    ResultError,
+    ResultExists,
+    RunFolder,
+    new_folder,
+    numbered,
+)
 
 FLAGS = flags.FLAGS
 
@@ -68,177 +73,117 @@ def run() -> None:
 def parse(argv):
     """Parses the flags, or prints --help, or refuses what cannot be parsed in one sentence."""
     try:
-        words = [word for word in argv if word not in help_text.WORDS]
-        arguments = command.parse(words)
+        arguments = command.parse(argv, sys.modules[__name__])
         if len(arguments) > 1:
             raise ValueError(f"Expected flags only. Received {' '.join(arguments[1:])}.")
-        if words != argv:
-            (point, *_) = command.points(argv)
-            print(help_text.text(sys.modules[__name__], point))
-            sys.exit(0)
     except ValueError as error:
-        sys.exit(_refuse(error))
+        sys.exit(console.refuse(error))
     return arguments
 
 
 def main(argv):
     del argv
     logging.set_verbosity(logging.WARNING)
-    from tfdp.experiments.trainings import train_points
-
     try:
         points = command.points(sys.argv)
-        checkpoint_every(FLAGS.checkpoint_every)
-        if FLAGS.audit and points[0].values:
-            raise ValueError("--audit cannot be combined with --sweep.")
-        if FLAGS.audit and not points[0].experiment.private:
-            raise ValueError("--audit needs a private mechanism. Received --mechanism=none.")
-        folder, train = _place(points)
+        _check(points)
+        folder = _place(points)
     except ValueError as error:
-        return _refuse(error)
-    try:
-        console.prefer_onednn()
-        with console.quiet_tensorflow():
-            return train_points(points, folder, train)
-    finally:
-        if points[0].values and not FLAGS.model_dir:
-            with contextlib.suppress(OSError):  # a folder that holds a result is not removed
-                folder.rmdir()
+        return console.refuse(error)
+    console.prepare_tensorflow()
+    from tfdp.experiments.trainings import train_points
+
+    return train_points(points, folder, train_one)
 
 
-def checkpoint_every(text: str) -> dict[str, int | float | None]:
-    """Returns how often a state is written, as arguments of `run_into`.
-
-    Args:
-        text: a number of steps, or a time such as "30s", "5m" or "1h".
-
-    Raises:
-        ValueError: the text is neither.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)|([1-9]\d*)", text.strip())
-    if not found:
-        raise ValueError(
-            "Expected --checkpoint_every to be a number of steps, such as 500, or a time, such as 30s, "
-            f"5m or 1h. Received {text!r}."
-        )
-    number, unit, steps = found.groups()
-    if steps is not None:
-        return {"checkpoint_steps": int(steps), "checkpoint_seconds": 0.0}
-    seconds = float(number) * {"s": 1, "m": 60, "h": 3600}[unit]
-    return {"checkpoint_steps": None, "checkpoint_seconds": seconds}
-
-
-def _refuse(error):
-    print(f"{console.program()}: error: {error}", file=sys.stderr)
-    return 2
-
-
-def _place(points):
-    """Returns the folder for the results, and the function that trains one point into a folder."""
-    from tfdp.experiments.run_folder import new_folder
-
-    if FLAGS.model_dir:
-        return pathlib.Path(FLAGS.model_dir), train_one
-    if FLAGS.overwrite:
+def _check(points):
+    """Raises ValueError for flags of this command that are wrong, or do not fit the trainings."""
+    rules.interval(FLAGS.checkpoint_every)
+    if FLAGS.audit and points[0].values:
+        raise ValueError("--audit cannot be combined with --sweep.")
+    if FLAGS.audit and not points[0].experiment.private:
+        raise ValueError("--audit needs a private mechanism. Received --mechanism=none.")
+    if FLAGS.overwrite and not FLAGS.model_dir:
         raise ValueError(
             "--overwrite needs a --model_dir: without it, every result has a new folder."
         )
+
+
+def _place(points) -> pathlib.Path:
+    """Returns the folder of the result, or, for a sweep, of the results."""
+    if FLAGS.model_dir:
+        return pathlib.Path(FLAGS.model_dir)
     base = pathlib.Path("runs") / command.common_name(points)
-    if points[0].values:  # a sweep has one new folder for all of its points
-        return pathlib.Path(new_folder(base)), train_one
-    return base, functools.partial(train_one, is_numbered=True)
+    if points[0].values:
+        return pathlib.Path(new_folder(base))
+    for unfinished in sorted(base.parent.glob(f"{base.name}_*.unfinished/result")):
+        path = _shown(str(unfinished.parent).removesuffix(".unfinished"))
+        print(
+            f"There is an unfinished training: --model_dir={path}, with its settings, resumes it."
+        )
+    return pathlib.Path(numbered(base))
 
 
-def train_one(point, model_dir: str | os.PathLike, is_numbered: bool = False) -> None:
+def train_one(point, path: str | os.PathLike) -> None:
     """Trains one point, writes its result and prints it: a table, or one line of a sweep.
 
     Args:
         point: the settings, and where they come from.
-        model_dir: the folder of the result.
-        is_numbered: whether the result goes into a new folder `model_dir`_<number> instead.
+        path: the folder of the result.
     """
-    from tfdp.experiments.finished import finished
-    from tfdp.experiments.run_folder import RunFolder, discard_leftovers, numbered
-
     resume = FLAGS.resume == "auto"
-    if point.values and resume and not FLAGS.overwrite:
-        record = finished(model_dir, point.experiment)
-        if record is not None:
-            discard_leftovers(model_dir)
-            words = ""
-            if RunFolder(model_dir).resumable:
-                words = " A training that was to replace it is unfinished: --overwrite resumes it."
-            print(f"Trained already: {_shown(os.path.abspath(model_dir))}.{words}", flush=True)
-            return
-    path = numbered(model_dir) if is_numbered else model_dir
-    folder = RunFolder(path, overwrite=FLAGS.overwrite)
+    folder = RunFolder(path, point.experiment, overwrite=FLAGS.overwrite, resume=resume)
     # Entered before TensorFlow is imported: a place that cannot be written is refused at once.
-    with folder:
-        if is_numbered:
-            _say_what_is_unfinished(model_dir)
-        try:
+    try:
+        with folder:
             result = _train_into(folder, point)
-        except BaseException as ended:
-            _say_how_to_go_on(ended, point, folder)
+    except ResultExists:
+        if not point.values:
             raise
+        print(f"Trained already: {_shown(folder.path)}.", flush=True)
+        return
     from tfdp.experiments import report
 
     if point.values:
         print(f"{report.one_line(result)} In {_shown(folder.path)}.", flush=True)
         return
-    print()
-    report.print_table(result, console.console(), _shown(folder.path))
+    report.print_table(result, folder=_shown(folder.path))
     if FLAGS.audit:
         _audit(point, folder.path)
 
 
 def _train_into(folder, point):
-    from tfdp.experiments.finished import settings_of
+    from tfdp.experiments.facts import announcement
 
-    if FLAGS.resume == "never" and folder.resumable:
-        print(
-            f"The unfinished training in {_shown(folder.unfinished)} is discarded: nothing of it may "
-            "be released."
-        )
-        folder.discard()
-    folder.check_settings(settings_of(point.experiment))  # before TensorFlow is imported
-    # TensorBoard can read the log during the training; the commit moves it with the result.
-    _announce(point, folder)
+    if point.read:
+        print(f"Settings: {', '.join(_shown(path) for path in point.read)}")
+    print(announcement(point.experiment))
+    if not point.values:  # TensorBoard finds the log during the training, and then with the result
+        print(f"While it trains: tensorboard --logdir {_shown(folder.log_dir)}")
     if folder.resumable:
-        print(f"Resumes the unfinished training in {_shown(folder.unfinished)}.", flush=True)
+        print(f"Resumes the unfinished training in {_shown(folder.unfinished)}.")
+    sys.stdout.flush()
     from tfdp.experiments.saving import run_into
 
-    every = checkpoint_every(FLAGS.checkpoint_every)
-    verbose = 0 if point.values else console.verbosity()  # a point of a sweep is one line
-    return run_into(folder, point.experiment, verbose, point.command, **every)
-
-
-def _say_what_is_unfinished(base):
-    """Tells of unfinished trainings that have a number: the same command begins a new one."""
-    base = pathlib.Path(base)
-    for result in sorted(base.parent.glob(f"{base.name}_*.unfinished/result")):
-        path = str(result.parent).removesuffix(".unfinished")
-        print(
-            f"There is an unfinished training: --model_dir={_shown(path)}, with its settings, resumes "
-            "it."
+    verbose = 1 if sys.stdout.isatty() else 2  # a progress bar, or a line for each epoch
+    try:
+        return run_into(
+            folder, 0 if point.values else verbose, point.command, FLAGS.checkpoint_every
         )
+    except BaseException as ended:
+        if folder.resumable and not isinstance(ended, ResultError):
+            ended.add_note(_how_to_resume(folder, point))
+        raise
 
 
-def _say_how_to_go_on(ended, point, folder):
-    """Tells of the state that an unfinished training has left, unless the error tells what to do."""
-    if not folder.resumable or isinstance(ended, ValueError):
-        return
-    again = "the same command resumes it"
-    if FLAGS.resume == "never":
-        again = "the same command without --resume=never resumes it"
-    elif not FLAGS.model_dir:
+def _how_to_resume(folder, point) -> str:
+    how = ""
+    if not FLAGS.model_dir:
         of_all = os.path.dirname(folder.path) if point.values else folder.path
-        again = f"add --model_dir={_shown(of_all)} to the command to resume it"
-    said = f"The state of the training is kept in {_shown(folder.unfinished)}: {again}."
-    if isinstance(ended, KeyboardInterrupt):
-        ended.__notes__ = [*getattr(ended, "__notes__", ())[:1], said]
-    else:
-        print(f"{console.program()}: {said}", file=sys.stderr, flush=True)
+        how = f" with --model_dir={_shown(of_all)}"
+    elif FLAGS.resume == "never":
+        how = " without --resume=never"
+    return f"The unfinished training is kept: the same command{how} resumes it."
 
 
 def _audit(point, folder):
@@ -255,17 +200,6 @@ def _audit(point, folder):
     about = {"training": point.command, "guarantee": point.experiment.guarantee}
     print(found)
     audited.write(found, about, *files)
-
-
-def _announce(point, folder):
-    from tfdp.experiments.announcement import announcement
-
-    if point.read:
-        print(f"Settings: {', '.join(_shown(path) for path in point.read)}")
-    print(announcement(point.experiment))
-    if not point.values:
-        print(f"While it trains: tensorboard --logdir {_shown(folder.log_dir)}")
-    sys.stdout.flush()
 
 
 def _shown(path: str) -> str:

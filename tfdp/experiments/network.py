@@ -1,16 +1,13 @@
 """Makes the data and the network of an experiment ready for training."""
 
-import dataclasses
-
 import keras
 
 from tfdp import data, models
 from tfdp.data.datasets import kind_of
-from tfdp.experiments.announcement import split_note
 from tfdp.experiments.public_data import public_examples
-from tfdp.experiments.rules import PRIVATE_BATCH, WORD_MODELS
+from tfdp.experiments.rules import PRIVATE_BATCH, check_model
 from tfdp.experiments.settings import Experiment
-from tfdp.experiments.start import Start, begin
+from tfdp.experiments.start import begin
 from tfdp.experiments.weight_noise import with_weight_noise
 from tfdp.experiments.words import Words, in_words, with_words, words_of
 
@@ -22,49 +19,34 @@ def load(experiment: Experiment) -> tuple[data.Dataset, Words | None]:
         ValueError: the model does not take such data, or labels are no class indices.
         DataUnavailable: the data set cannot be loaded.
     """
-    features = experiment.text_features or ""
     dataset = data.load(
         experiment.dataset,
         experiment.data_dir,
         train_split=experiment.train_split,
         test_split=experiment.test_split,
-        text_features=[name.strip() for name in features.split(",") if name.strip()],
     )
     data.check_labels(dataset.y_train, dataset.num_classes)
-    of_words = experiment.model in WORD_MODELS
-    if of_words != (dataset.input_shape == ()):
-        raise ValueError(
-            f"Expected --model={' or '.join(WORD_MODELS)} for texts, and no other data for these "
-            f"models. Found --model={experiment.model} with --dataset={experiment.dataset}."
-        )
-    words = words_of(experiment) if of_words else None
-    return (dataset if words is None else in_words(dataset, words)), words
+    if dataset.input_shape != ():
+        check_model(experiment, kind_of(experiment.dataset) or "images")
+        return dataset, None
+    check_model(experiment, "texts")
+    words = words_of(experiment)
+    return in_words(dataset, words), words
 
 
-@dataclasses.dataclass(frozen=True)
-class Prepared:
-    """A network that is ready to be trained, and the data that it is trained on.
-
-    Attributes:
-        model: the model to train.
-        dataset: its data.
-        start: where the training starts.
-        notes: sentences about the data and the network for the record and the model card.
-    """
-
-    model: keras.Model
-    dataset: data.Dataset
-    start: Start
-    notes: tuple[str, ...]
-
-
-def prepare(experiment: Experiment, dataset: data.Dataset, words: Words | None) -> Prepared:
+def build(
+    experiment: Experiment, dataset: data.Dataset, words: Words | None
+) -> tuple[keras.Model, tuple[dict, ...], tuple[str, ...]]:
     """Builds the network of an experiment with its initial weights and frozen layers.
 
     Args:
         experiment: the settings.
         dataset: what `load` returned.
         words: the words of texts, or None.
+
+    Returns:
+        (the network, the earlier trainings of its weights as in `start.begin`, sentences about the data
+        and the network for the record and the model card).
 
     Raises:
         ValueError: the settings do not fit the network, or the initial weights are refused.
@@ -81,7 +63,7 @@ def prepare(experiment: Experiment, dataset: data.Dataset, words: Words | None) 
         private_statistics=_private_statistics(experiment),
         width=experiment.width,
     )
-    notes = [] if split_note(experiment) is None else [split_note(experiment)]
+    notes = []
     if kind_of(experiment.dataset) == "rows":
         notes.append(
             f"A record is a row, and not a text: {dataset.preprocessing} A text that has several rows "
@@ -89,10 +71,9 @@ def prepare(experiment: Experiment, dataset: data.Dataset, words: Words | None) 
         )
     if words is not None:
         model = with_words(model, words)
-        notes += words.notes
-    start = begin(experiment, model)
-    notes += start.notes
-    return Prepared(with_weight_noise(model, experiment), dataset, start, tuple(notes))
+        notes.append(words.note)
+    trained_on, more = begin(experiment, model)
+    return with_weight_noise(model, experiment), trained_on, (*notes, *more)
 
 
 def _public_data(experiment):

@@ -4,7 +4,7 @@ This module imports neither TensorFlow nor Keras.
 """
 
 import dataclasses
-import os
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -64,10 +64,8 @@ class Setting:
         group: the heading of --help that begins with this setting; None continues the last one.
         choices: the allowed values, or a function that returns them; None allows any value.
         interval: the allowed numbers, such as "(0, 1)"; None allows all above 0.
-        private: whether only private mechanisms use the setting.
         own: whether only mechanisms that name it in their `settings` use the setting.
-        rule: whether only mechanisms without an update rule of their own use the setting.
-        needs: other conditions, without which the setting has no effect.
+        needs: conditions on other settings, without which the setting has no effect.
         rival: the setting that this one replaces, as `steps` replaces `epochs`.
         recorded: whether the setting is written into run.json.
         name: the name of the field.
@@ -79,9 +77,7 @@ class Setting:
     group: str | None = None
     choices: tuple[str, ...] | Callable[[], tuple[str, ...]] | None = None
     interval: str | None = None
-    private: bool = False
     own: bool = False
-    rule: bool = False
     needs: tuple[Need, ...] = ()
     rival: str | None = None
     recorded: bool = True
@@ -110,22 +106,44 @@ class Setting:
 
     def unmet(self, values: Mapping[str, Any]) -> Need | None:
         """Returns why the setting has no effect beside other values; None if it has one."""
-        mechanism = values["mechanism"]
-        kind = mechanism_class(mechanism)
-        if self.private and mechanism == NONE:
-            return Need("mechanism", (), "a private mechanism")
-        if self.own and self.name not in kind.settings:
-            having = (m for m in mechanism_names() if self.name in mechanism_class(m).settings)
-            return Need("mechanism", tuple(having))
-        if self.rule and kind.update_rules == "own":
-            return Need("mechanism", (), "a mechanism whose paper leaves the update rule open")
         return next((need for need in self.needs if not need.is_met(values)), None)
+
+
+def own_setting(name: str) -> Need:
+    """Returns the condition that the mechanism names a setting in its `settings`."""
+    having = (m for m in mechanism_names() if name in mechanism_class(m).settings)
+    return Need(
+        "mechanism",
+        lambda mechanism: name in mechanism_class(mechanism).settings,
+        " or ".join(f"--mechanism={m}" for m in having),
+    )
 
 
 def _is_within(value: float | None, interval: str) -> bool:
     low, high = map(float, interval[1:-1].split(","))
     includes_low = interval.startswith("[") and value == low
     return value is not None and (low < value < high or includes_low)
+
+
+def interval(text: str) -> tuple[int | None, float]:
+    """Returns how often a state is written: a number of steps, or None, and a number of seconds.
+
+    Args:
+        text: a number of steps, or a time such as "30s", "5m" or "1h".
+
+    Raises:
+        ValueError: the text is neither.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)|([1-9]\d*)", text.strip())
+    if not found:
+        raise ValueError(
+            "Expected --checkpoint_every to be a number of steps, such as 500, or a time, such as 30s, "
+            f"5m or 1h. Received {text!r}."
+        )
+    number, unit, steps = found.groups()
+    if steps is not None:
+        return int(steps), 0.0
+    return None, float(number) * {"s": 1, "m": 60, "h": 3600}[unit]
 
 
 def check_together(experiment: "Experiment") -> None:
@@ -136,7 +154,7 @@ def check_together(experiment: "Experiment") -> None:
     check_name(experiment.dataset)
     if experiment.dataset in EMBEDDED:
         check_number(experiment, EMBEDDED[experiment.dataset])
-    _check_model(experiment)
+    check_model(experiment, kind_of(experiment.dataset))
     _check_public_data(experiment)
     _check_running_statistics(experiment)
 
@@ -150,25 +168,9 @@ def check_number(experiment: "Experiment", num_examples: int) -> None:
         )
 
 
-def check_files(experiment: "Experiment") -> None:
-    """Raises ValueError if a file or folder that a setting names is not there."""
-    folder = experiment.data_dir
-    if folder is not None and not os.path.isdir(os.path.expanduser(folder)) and "://" not in folder:
-        raise ValueError(
-            f"--data_dir={folder} is not a folder. Name the one that holds the data, or make it: data "
-            "are downloaded to it."
-        )
-    named = {name: getattr(experiment, name) for name in ("vocabulary", "initial_weights")}
-    if experiment.embeddings not in DRAWN_EMBEDDINGS:
-        named["embeddings"] = experiment.embeddings
-    for name, path in named.items():
-        if path is not None and not os.path.isfile(os.path.expanduser(path)):
-            also = f" Or pass {' or '.join(DRAWN_EMBEDDINGS)}." if name == "embeddings" else ""
-            raise ValueError(f"--{name}={path} is not a file. Name one, or leave it out.{also}")
-
-
-def _check_model(experiment: "Experiment") -> None:
-    dataset, kind = experiment.dataset, kind_of(experiment.dataset)
+def check_model(experiment: "Experiment", kind: str | None) -> None:
+    """Raises ValueError if the network does not take such examples, as far as they are known."""
+    dataset = experiment.dataset
     fitting = {"images": MODELS, "rows": TEXT_MODELS, "texts": WORD_MODELS}.get(kind)
     if fitting is not None and experiment.model not in fitting:
         raise ValueError(

@@ -12,7 +12,7 @@
 it has never begun, or its result is in place already: the next process discards it. An earlier result
 in `previous/` goes back to NAME as long as nothing is there.
 
-This module does not import TensorFlow.
+This module imports neither TensorFlow nor Keras.
 """
 
 import contextlib
@@ -25,57 +25,99 @@ from collections.abc import Callable, Mapping
 
 from absl import logging
 
+import tfdp
 from tfdp._files import replaced_whole, sync_folder, sync_tree
 from tfdp._interruptions import Interruptions
-from tfdp.experiments.result_folder import (
-    CARD,
-    LOG,
-    MODEL,
-    RECORD,
-    ResultError,
-    is_result,
-)
+from tfdp.experiments.files import identity
+from tfdp.experiments.settings import Experiment
 
 UNFINISHED = ".unfinished"
+_MODEL, _RECORD, _CARD, _LOG = "model.keras", "run.json", "model_card.md", "tensorboard"
 _LOCK, _SETTINGS, _RESULT, _PREVIOUS = "lock", "settings.json", "result", "previous"
+
+
+class ResultError(ValueError):
+    """A result cannot be written or was not written.
+
+    Example:
+        >>> from tfdp.experiments import RunFolder
+        >>> open("notes.txt", "w").close()
+        >>> RunFolder("notes.txt").__enter__()
+        Traceback (most recent call last):
+        ...
+        tfdp.experiments.run_folder.ResultError: ...notes.txt is no result, and is never replaced...
+    """
 
 
 class ResultBusy(ResultError):
     """Another process is making this result."""
 
 
+class ResultExists(ResultError):
+    """There is a finished result of the same settings already."""
+
+
+def read_record(folder: str | os.PathLike) -> dict:
+    """Returns the content of run.json; an empty dictionary if there is none.
+
+    Example:
+        >>> from tfdp.experiments import read_record
+        >>> read_record("no_such_folder")
+        {}
+    """
+    try:
+        with open(os.path.join(folder, _RECORD), "rb") as file:
+            return json.load(file)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+
+
 class RunFolder:
-    """Makes one result: `with RunFolder(path) as folder: ... folder.commit(...)`.
+    """Makes one result: `with RunFolder(path, experiment) as folder: ... folder.commit(...)`.
 
     Entering locks `NAME.unfinished` for this process. Leaving without `commit` keeps a training that
     has begun, and leaves an earlier result as it was.
 
     Args:
         path: the folder of the finished result.
+        experiment: the settings of the training; None to tidy up only.
         overwrite: whether the result may replace an earlier result. No other folder is ever replaced.
+        resume: whether an unfinished training is resumed; False discards it.
 
     Attributes:
         path: absolute path of the result.
+        experiment: the settings.
         restarts: how often the training was resumed, from `begin` on.
 
     Raises:
-        ResultError: entering, `begin` or `commit` is refused, or fails; `ResultBusy` is a subclass.
+        ResultError: entering, `begin` or `commit` is refused, or fails: there is a result, or an
+            unfinished training, of other settings, or a file cannot be written. Entering raises
+            `ResultExists` for a finished result, and `ResultBusy` if another process makes it.
 
     Example:
         >>> import keras
-        >>> from tfdp.experiments import RunFolder, read_record
+        >>> from tfdp.experiments import Experiment, RunFolder, read_record
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-        >>> with RunFolder("runs/a") as folder:
-        ...     folder.begin({"steps": 3})
+        >>> with RunFolder("runs/a", Experiment(epsilon=2.0)) as folder:
+        ...     folder.begin()
         ...     folder.commit({"steps": 3}, card="# A model", save_model=model.save)
         >>> read_record("runs/a")["steps"]
         3
     """
 
-    def __init__(self, path: str | os.PathLike, *, overwrite: bool = False):
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        experiment: Experiment | None = None,
+        *,
+        overwrite: bool = False,
+        resume: bool = True,
+    ):
         self.path = os.path.abspath(path)
+        self.experiment = experiment
         self.restarts = 0
-        self._overwrite = overwrite
+        self._overwrite, self._resume = overwrite, resume
+        self._settings: dict = {}
         self._lock: int | None = None  # descriptor of the locked file
 
     @property
@@ -91,47 +133,27 @@ class RunFolder:
     @property
     def log_dir(self) -> str:
         """The folder of TensorBoard's log, until `commit` moves it with the result."""
-        return self._in(_RESULT, LOG)
+        return self._in(_RESULT, _LOG)
 
     @property
     def resumable(self) -> bool:
         """Whether there is an unfinished training, which `begin` resumes."""
         return os.path.isdir(self._in(_RESULT))
 
-    def check_settings(self, settings: Mapping) -> None:
-        """Raises ResultError if there is an unfinished training with other settings."""
-        if not self.resumable:
-            return
-        before, now = self._about()["settings"], json.loads(json.dumps(settings))
-        if names := [n for n in {**before, **now} if before.get(n) != now.get(n)]:
-            theirs, ours = (", ".join(f"{n}={s.get(n)}" for n in names) for s in (before, now))
-            raise ResultError(
-                f"The unfinished training in {self.unfinished} was begun with {theirs}, and this "
-                f"command has {ours}. Resume it with its settings, choose another folder, or discard "
-                "it with --resume=never: nothing of it may be released then."
-            )
-
-    def begin(self, settings: Mapping) -> None:
-        """Begins a training, or resumes the unfinished one; call it before the first step.
-
-        Args:
-            settings: JSON-safe values by name, which have to stay the same when it is resumed.
-
-        Raises:
-            ResultError: the unfinished training has other settings, or nothing can be written.
-        """
-        self.check_settings(settings)
+    def begin(self) -> None:
+        """Begins the training, or resumes the unfinished one; call it before the first step."""
         try:
             if self.resumable:
                 self.restarts = self._about()["restarts"] + 1
-                for name in set(os.listdir(self._in(_RESULT))) - {LOG}:  # of a commit that failed
+                for name in set(os.listdir(self._in(_RESULT))) - {_LOG}:  # of a commit that failed
                     os.unlink(self._in(_RESULT, name))
+            about = {"settings": self._resumed, "restarts": self.restarts}
             with replaced_whole(self._in(_SETTINGS)) as partial, open(partial, "w") as file:
-                json.dump({"settings": dict(settings), "restarts": self.restarts}, file)
+                json.dump(about, file)
             os.makedirs(self._in(_RESULT), exist_ok=True)
             sync_folder(self.unfinished)
         except OSError as error:
-            raise self._not_written(error) from error
+            raise self.not_written(error) from error
 
     def discard(self) -> None:
         """Discards the unfinished training, of which nothing may be released then."""
@@ -146,20 +168,17 @@ class RunFolder:
         The state of the training is discarded when the folder is left.
 
         Args:
-            record: the content of run.json, JSON-safe.
+            record: the content of run.json besides the settings, JSON-safe.
             card: the text of model_card.md.
             save_model: a function that writes the model to the path that it is given.
-
-        Raises:
-            ResultError: the result could not be written. A training that has begun can be resumed, and
-                an earlier result is as it was.
         """
         try:
-            save_model(self._in(_RESULT, MODEL))
-            with open(self._in(_RESULT, CARD), "w", encoding="utf-8") as file:
+            save_model(self._in(_RESULT, _MODEL))
+            with open(self._in(_RESULT, _CARD), "w", encoding="utf-8") as file:
                 file.write(card)
-            with open(self._in(_RESULT, RECORD), "w") as file:
-                json.dump(record, file, indent=2, allow_nan=False)
+            with open(self._in(_RESULT, _RECORD), "w") as file:
+                content = {**record, "settings": self._settings}
+                json.dump(content, file, indent=2, allow_nan=False)
                 file.write("\n")
             sync_tree(self._in(_RESULT))
             with Interruptions() as interruptions:
@@ -167,16 +186,32 @@ class RunFolder:
                 if interruptions.number is not None:
                     interruptions.end(f"The result is in its place: {self.path}.")
         except OSError as error:
-            raise self._not_written(error) from error
+            raise self.not_written(error) from error
+
+    def not_written(self, error: Exception) -> ResultError:
+        """Returns the error for a file that could not be written."""
+        then = ""
+        if self.resumable:
+            then = " The training is kept: mend that, and run the same command again to resume it."
+        return ResultError(f"The result {self.path} could not be written: {error}.{then}")
 
     def __enter__(self):
         try:
+            if self.experiment is not None:
+                self._settings = json.loads(json.dumps(identity(self.experiment)))
             self._lock = _locked(self.unfinished)
             try:
                 self._restore_previous()
                 if not self.resumable:
                     self.discard()
                 self._check_target()
+                if self.resumable and not self._resume:
+                    logging.warning(
+                        "Discards the training in %s: nothing of it may be released.",
+                        self.unfinished,
+                    )
+                    self.discard()
+                self._check_unfinished()
             except BaseException:
                 self._release()
                 raise
@@ -205,14 +240,34 @@ class RunFolder:
         """Raises ResultError if there is something at the final place that may not be replaced."""
         if not os.path.lexists(self.path) or _is_empty_folder(self.path):
             return
-        if not is_result(self.path):
+        if not all(os.path.isfile(os.path.join(self.path, name)) for name in (_MODEL, _RECORD)):
             raise ResultError(
                 f"{self.path} is no result, and is never replaced. Choose another folder."
             )
         if not self._overwrite:
+            remedy = "Choose another folder, or say --overwrite (in Python: overwrite=True)."
+            self._compare("The result", self.path, read_record(self.path), self._settings, remedy)
+            also = " An unfinished training is to replace it." if self.resumable else ""
+            raise ResultExists(f"There is a finished result in {self.path}.{also} {remedy}")
+
+    def _check_unfinished(self):
+        """Raises ResultError if the unfinished training is not this one."""
+        if self.resumable:
+            remedy = (
+                "Resume it with its settings, choose another folder, or discard it with "
+                "--resume=never: nothing of it may be released then."
+            )
+            self._compare(
+                "The unfinished training", self.unfinished, self._about(), self._resumed, remedy
+            )
+
+    def _compare(self, what, where, about, now, remedy):
+        """Raises ResultError if what was made earlier has other settings than this training."""
+        before = about.get("settings", {})
+        if names := [name for name in {**before, **now} if before.get(name) != now.get(name)]:
+            theirs, ours = (", ".join(f"--{n}={s.get(n)}" for n in names) for s in (before, now))
             raise ResultError(
-                f"There is a finished result in {self.path}. Choose another folder, or say --overwrite "
-                "(in Python: overwrite=True) to replace it."
+                f"{what} in {where} has {theirs}, and this command has {ours}. {remedy}"
             )
 
     def _put_in_place(self):
@@ -231,15 +286,14 @@ class RunFolder:
             os.rename(self._in(_PREVIOUS), self.path)
             sync_folder(os.path.dirname(self.path))
 
+    @property
+    def _resumed(self) -> dict:
+        """What has to stay the same when a training is resumed."""
+        return self._settings | {"version of tfdp": tfdp.__version__}
+
     def _about(self) -> dict:
         with open(self._in(_SETTINGS)) as file:
             return json.load(file)
-
-    def _not_written(self, error) -> ResultError:
-        then = ""
-        if self.resumable:
-            then = " The training is kept: mend that, and run the same command again to resume it."
-        return ResultError(f"The result {self.path} could not be written: {error}.{then}")
 
     def _in(self, *names) -> str:
         return os.path.join(self.unfinished, *names)
@@ -264,16 +318,10 @@ def _locked(folder) -> int:
             raise ResultBusy(
                 f"Another process is making {name}. Wait for it, or choose another folder."
             ) from error
-        if _is_file(handle, path):  # else it was removed before it was locked
-            return handle
-        os.close(handle)
-
-
-def _is_file(handle, path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(handle), os.stat(path))
-    except FileNotFoundError:
-        return False
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), os.stat(path)):
+                return handle
+        os.close(handle)  # the file was removed before it was locked
 
 
 def _is_empty_folder(path) -> bool:
@@ -285,14 +333,6 @@ def _remove(path):
         shutil.rmtree(path)
     elif os.path.lexists(path):
         os.unlink(path)
-
-
-def discard_leftovers(path: str | os.PathLike) -> None:
-    """Discards what a process left that died right after it had put a result in its place."""
-    left = RunFolder(path, overwrite=True)
-    if os.path.isdir(left.unfinished) and not left.resumable:
-        with contextlib.suppress(ResultError), left:  # unless another process has it
-            pass
 
 
 def numbered(base: str | os.PathLike) -> str:
@@ -307,7 +347,11 @@ def numbered(base: str | os.PathLike) -> str:
         os.makedirs(parent, exist_ok=True)
         found = [*filter(None, map(pattern.fullmatch, os.listdir(parent)))]
         for match in found:
-            discard_leftovers(os.path.join(parent, match[1]))
+            # Discards the state that a process left which was killed after its result was in place.
+            left = RunFolder(os.path.join(parent, match[1]))
+            if match[3] and not left.resumable:
+                with contextlib.suppress(ResultError), left:
+                    pass
         number = max((int(match[2]) for match in found), default=0)
         while True:
             number += 1
@@ -323,9 +367,10 @@ def numbered(base: str | os.PathLike) -> str:
 
 def new_folder(base: str | os.PathLike) -> str:
     """Makes a `numbered` folder for several results; returns its path."""
-    with RunFolder(numbered(base)) as claimed:
-        os.mkdir(claimed.path)
-    return claimed.path
+    path = numbered(base)
+    os.mkdir(path)
+    os.rmdir(f"{path}{UNFINISHED}")
+    return path
 
 
 def _no_place(path, error) -> ResultError:

@@ -13,7 +13,7 @@ import typing
 
 from tfdp.accounting import PrivacyBudget, mechanism_names, sampling_names
 from tfdp.accounting.guarantee import ADJACENCIES, KINDS
-from tfdp.accounting.mechanisms.registry import USUAL_MECHANISM
+from tfdp.accounting.mechanisms.registry import USUAL_MECHANISM, mechanism_class
 from tfdp.accounting.numerics.noise_families import FAMILIES
 from tfdp.accounting.strategies import OBJECTIVES, STRATEGIES
 from tfdp.data.datasets import DATASETS
@@ -25,6 +25,7 @@ from tfdp.experiments.rules import (
     Need,
     Setting,
     check_together,
+    own_setting,
 )
 from tfdp.models import MODELS, NORMALIZATIONS, PRIVATE_BATCH
 
@@ -39,6 +40,12 @@ ACTIVATIONS = (
 USUAL_EPSILON = 2.0
 # The interval of a setting that declares none.
 _POSITIVE = {float: "(0, inf)", int: "[1, inf)"}
+_PRIVATE = Need("mechanism", lambda name: name != NONE, "a private mechanism")
+_RULE = Need(
+    "mechanism",
+    lambda name: mechanism_class(name).update_rules != "own",
+    "a mechanism whose paper leaves the update rule open",
+)
 _BATCH = Need("normalization", ("batch",))
 _PRIVATE_BATCH = Need("normalization", (PRIVATE_BATCH,))
 _NOT_PRIVATE = Need("mechanism", (NONE,))
@@ -51,8 +58,6 @@ _NO_NORMALIZATION = Need(
 )
 _SCALED = Need("model", tuple(name for name, known in MODELS.items() if known.scales))
 _WORDS = Need("model", tuple(WORD_MODELS))
-_DRAWN = Need("embeddings", DRAWN_EMBEDDINGS)
-_ADAPTIVE = Need("clipping", ("adaptive",))
 _LOADED = Need("dataset", lambda name: name not in EMBEDDED, "a dataset of tensorflow_datasets")
 
 
@@ -87,7 +92,7 @@ class Experiment:
     epsilon: float | None = setting(
         "The privacy budget, from which the noise is computed. It is 2 where neither it nor "
         "--noise_multiplier is set.",
-        private=True,
+        needs=(_PRIVATE,),
         rival="noise_multiplier",
     )
     delta: float = setting(
@@ -97,7 +102,7 @@ class Experiment:
         "How --epsilon is accounted: proven, by a theorem about the run; claimed, as in the paper.",
         "proven",
         choices=KINDS,
-        private=True,
+        needs=(_PRIVATE,),
     )
     adjacency: str = setting(
         "What neighbouring data sets differ in.", "zero_out", choices=ADJACENCIES
@@ -105,7 +110,7 @@ class Experiment:
     noise_multiplier: float | None = setting(
         "The noise over the clip norm, instead of --epsilon.",
         interval="[0, inf)",
-        private=True,
+        needs=(_PRIVATE,),
         rival="epsilon",
     )
     noise_decay: float | None = setting(
@@ -196,49 +201,29 @@ class Experiment:
         needs=(_PRIVATE_BATCH,),
     )
 
-    text_features: str | None = setting(
-        "The features that are joined to one text (title,description); by default the usual ones.",
-        group="Words, for texts",
-        needs=(_WORDS,),
-    )
-    vocabulary: str | None = setting(
-        "A file of words, one in each line, from PUBLIC text; words that are not in it share one "
-        "vector. Without it every word has one of --vocabulary_size buckets, by a fixed public hash. "
-        "Nothing is ever taken from the private text.",
-        needs=(_WORDS, _DRAWN),
-    )
-    vocabulary_size: int | None = setting(
-        "How many ids the hash has, without it 10,000; of a file, how many words are used, without it "
-        "all. Padding and unknown words come on top of a file's words.",
-        interval="[2, inf)",
-        needs=(_WORDS,),
-    )
     sequence_length: int = setting(
-        "How many words of a text are used; shorter ones are padded. The papers have 20 and 64.",
+        "How many words of a text are used; shorter ones are padded. The papers have 20 and 64. Every "
+        "word has one of 10,000 ids, by a fixed public hash, unless there is a file of --embeddings.",
         64,
+        group="Words, for texts",
         needs=(_WORDS,),
     )
     embeddings: str = setting(
         "The vectors of the words: trained, from random ones; frozen at random ones; or a file of "
         "public vectors in GloVe's text format, frozen, whose words are the vocabulary and where a "
-        "word that is not in it has a vector of zeros.",
+        "word that is not in it has a vector of zeros. Nothing is ever taken from the private text.",
         "trained",
         needs=(_WORDS,),
     )
-    embedding_width: int | None = setting(
-        "The length of the vectors; without it 100, or 64 for the transformer, which has no other.",
-        needs=(Need("model", ("bilstm", "bilstm_dl")), _DRAWN),
-    )
 
     initial_weights: str | None = setting(
-        "A model.keras or .weights.h5 of the same network, trained on PUBLIC data, to start from; the "
+        "A model.keras of the same network, trained on PUBLIC data, to start from; the "
         "output layer starts afresh where its classes are others. To name a file declares that its "
         "weights owe nothing to the private data.",
         group="Pre-training and fine-tuning",
     )
     trainable_layers: str | None = setting(
-        "The layers that are trained, by names or patterns (logits,dense_*), or how many of the last "
-        "ones (2). All others are frozen."
+        "The layers that are trained, by names or patterns (logits,dense_*). All others are frozen."
     )
 
     batch_size: int = setting(
@@ -252,17 +237,9 @@ class Experiment:
         "The update rule that the private gradients are given to.",
         "sgd",
         choices=("sgd", "adam", "adamw", "adagrad", "rmsprop", "nadam"),
-        rule=True,
+        needs=(_RULE,),
     )
-    momentum: float = setting(
-        "The momentum of sgd.", 0.0, interval="[0, 1)", rule=True, needs=(_SGD,)
-    )
-    nesterov: bool = setting(
-        "Whether the momentum of sgd is Nesterov's.",
-        False,
-        rule=True,
-        needs=(_SGD, Need("momentum", bool, "--momentum above 0")),
-    )
+    momentum: float = setting("The momentum of sgd.", 0.0, interval="[0, 1)", needs=(_RULE, _SGD))
     weight_noise: float = setting(
         "The standard deviation of constant Gaussian noise on the trainable weights, one draw for each "
         "lot, in training and in testing (SI-DPSGD, section 3).",
@@ -315,32 +292,18 @@ class Experiment:
         "The L2 norm to which each example's gradient is clipped.",
         1.0,
         group="Clipping",
-        private=True,
+        needs=(_PRIVATE,),
     )
     clipping: str = setting(
         "How gradients are bounded: as one vector; layer by layer, each at its share; each layer at "
         "the clip norm; normalized; or at a clip norm that follows a quantile of the norms.",
         "global",
         choices=("global", "per_layer", "each_layer", "automatic", "adaptive"),
-        private=True,
+        needs=(_PRIVATE,),
     )
     microbatches: int | None = setting(
         "How many microbatches a lot has; without it one for each example. Larger ones cost 2C.",
-        private=True,
-    )
-    target_quantile: float | None = setting(
-        "The fraction of gradients that --clipping=adaptive leaves unclipped.",
-        interval="(0, 1)",
-        needs=(_ADAPTIVE,),
-    )
-    quantile_learning_rate: float | None = setting(
-        "The learning rate of the clip norm of --clipping=adaptive.",
-        needs=(_ADAPTIVE,),
-    )
-    quantile_noise_multiplier: float | None = setting(
-        "The noise on the count of unclipped gradients of --clipping=adaptive; without it 5 times "
-        "the noise multiplier, which sum and count share.",
-        needs=(_ADAPTIVE,),
+        needs=(_PRIVATE,),
     )
 
     learning_rate_exponent: float | None = setting(
@@ -399,7 +362,7 @@ class Experiment:
         "How per-example gradients are computed.",
         "auto",
         choices=("auto", "ghost", "vectorized", "loop"),
-        private=True,
+        needs=(_PRIVATE,),
     )
     jit_compile: bool = setting("Whether the training step is compiled with XLA.", False)
     seed: int | None = setting(
@@ -421,6 +384,11 @@ class Experiment:
     def takes_public_data(self) -> bool:
         """Whether normalization takes its statistics from public examples."""
         return self.normalization == "batch" and (self.private or self.public_data is not None)
+
+    @property
+    def starts_public(self) -> bool:
+        """Whether the user declared that weights to start from owe nothing to the private data."""
+        return self.initial_weights is not None or self.embeddings not in DRAWN_EMBEDDINGS
 
     def recorded(self) -> dict:
         """Returns the settings that run.json holds.
@@ -453,8 +421,9 @@ def _settings() -> dict[str, Setting]:
         declared, hint = field.metadata["setting"], hints[field.name]
         kind, group = (typing.get_args(hint) or (hint,))[0], declared.group or group
         interval = declared.interval or _POSITIVE.get(kind)
+        needs = (*([own_setting(field.name)] if declared.own else []), *declared.needs)
         known[field.name] = dataclasses.replace(
-            declared, name=field.name, group=group, kind=kind, interval=interval
+            declared, name=field.name, group=group, kind=kind, interval=interval, needs=needs
         )
     return known
 

@@ -1,23 +1,21 @@
 """Where a training starts: public initial weights, and which layers it may change."""
 
-import dataclasses
 import fnmatch
 import os
-import warnings
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import keras
-import numpy as np
 
 from tfdp._compat.files import texts_in
 from tfdp._compat.keras import is_graph_of_layers
 from tfdp.account import LEDGER_KEY
 from tfdp.accounting import Ledger
 from tfdp.data.datasets import DATASETS
-from tfdp.experiments.result_folder import digest, read_record
-from tfdp.experiments.rules import DRAWN_EMBEDDINGS, NONE
+from tfdp.experiments.files import digest, paths
+from tfdp.experiments.rules import NONE
+from tfdp.experiments.run_folder import read_record
 from tfdp.experiments.settings import Experiment
-from tfdp.experiments.words import table_of
+from tfdp.experiments.words import TABLE
 from tfdp.layers import PublicExamples
 
 # Stands for trainings of which no record tells.
@@ -26,34 +24,20 @@ UNKNOWN = {"dataset": "data that no record names", "mechanism": NONE}
 _TASKS = ("glue", "super_glue")
 
 
-@dataclasses.dataclass(frozen=True)
-class Start:
-    """What the training of a network starts from.
-
-    Attributes:
-        public: whether the user declared that the initial weights owe nothing to the private data.
-        trained_on: the earlier trainings of the weights that a record shows: for each the data set and
-            the mechanism.
-        notes: sentences about the initial weights and the frozen layers.
-    """
-
-    public: bool
-    trained_on: tuple[dict, ...]
-    notes: tuple[str, ...]
-
-
-def begin(experiment: Experiment, model: keras.Model) -> Start:
+def begin(experiment: Experiment, model: keras.Model) -> tuple[tuple[dict, ...], list[str]]:
     """Loads the initial weights into a fresh network and freezes what is not trained.
+
+    Returns:
+        (the earlier trainings of the weights that a record shows, each with its data set and its
+        mechanism; sentences about the initial weights and the frozen layers).
 
     Raises:
         ValueError: the file is no public file of such a network, or no layer has one of the names.
     """
-    notes, trained_on = [], ()
-    if experiment.initial_weights is not None:
-        path = os.path.expanduser(experiment.initial_weights)
+    notes, trained_on, files = [], (), paths(experiment)
+    if path := files.get("initial_weights"):
         trained_on = earlier_trainings(experiment, path)
-        keeps = [] if experiment.embeddings in DRAWN_EMBEDDINGS else [table_of(model)]
-        fresh = load(model, path, keeps)
+        fresh = load(model, path, keeps={TABLE} if "embeddings" in files else ())
         ledgers = map(Ledger.from_json, texts_in(path, LEDGER_KEY))
         if experiment.private and any(ledger.entries for ledger in ledgers):
             raise ValueError(
@@ -70,8 +54,7 @@ def begin(experiment: Experiment, model: keras.Model) -> Start:
             f"Only {', '.join(trained)} {'was' if len(trained) == 1 else 'were'} trained; all other "
             "layers are frozen."
         )
-    from_file = experiment.embeddings not in DRAWN_EMBEDDINGS
-    return Start(experiment.initial_weights is not None or from_file, trained_on, tuple(notes))
+    return trained_on, notes
 
 
 def _words(trained_on) -> str:
@@ -134,13 +117,15 @@ def _parts(dataset: str) -> tuple[str, str]:
     return base, config
 
 
-def load(model: keras.Model, path: str, keeps: Iterable[keras.Variable] = ()) -> tuple[str, ...]:
+def load(model: keras.Model, path: str, keeps: Collection[str] = ()) -> tuple[str, ...]:
     """Loads weights of the same network; the output layer stays as drawn where it does not fit.
+
+    Public examples stay those of this network.
 
     Args:
         model: a built network with fresh weights.
-        path: a `.keras` or a `.weights.h5` file.
-        keeps: variables that stay as they are, such as vectors of words from another file.
+        path: a `.keras` file of such a network.
+        keeps: names of layers that stay as they are, such as the vectors of words of another file.
 
     Returns:
         The names of the layers that stay as they were drawn.
@@ -148,51 +133,40 @@ def load(model: keras.Model, path: str, keeps: Iterable[keras.Variable] = ()) ->
     Raises:
         ValueError: the file is of another network, or cannot be read.
     """
-    if not path.endswith((".keras", ".weights.h5")):
-        raise ValueError(
-            "Expected --initial_weights to be a .keras or a .weights.h5 file. Found "
-            f"{os.path.basename(path)!r}. Save the network with model.save('name.keras'); "
-            "the folder of a result has its network in model.keras."
-        )
-    drawn = [(v, v.numpy()) for v in model.weights if keras.backend.is_float_dtype(v.dtype)]
-    # Weights that no number of the file takes the place of show as NaN afterwards.
-    for variable, values in drawn:
-        variable.assign(np.full_like(values, np.nan))
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Keras warns of every layer that does not fit
-            model.load_weights(path, skip_mismatch=True)
+        found = layers_with_weights(keras.models.load_model(path, compile=False))
     except Exception as error:
-        # Keras raises many classes for damaged files and other networks.
+        # Keras raises many classes for damaged files.
         raise ValueError(
-            f"Expected weights of the network '{model.name}' in {path}. Found: "
-            f"{' '.join(str(error).split())[:300]}. Use a file of the same --model."
+            f"Expected a .keras file in --initial_weights={path}. Found: "
+            f"{' '.join(str(error).split())[:300]}"
         ) from error
-    left = {id(v) for v, values in drawn if values.size and np.isnan(v.numpy()).any()}
-    fresh = [
-        layer for layer in layers_with_weights(model) if any(id(v) in left for v in layer.weights)
-    ]
-    outputs = output_layers(model)
-    if wrong := [layer.name for layer in fresh if layer not in outputs]:
+    there, outputs = {layer.name: layer for layer in found}, output_layers(model)
+    fresh = []
+    for layer in layers_with_weights(model):
+        source = there.pop(layer.name, None)
+        if layer.name in keeps:
+            continue
+        if source is not None and _shapes(layer) == _shapes(source):
+            layer.set_weights(source.get_weights())
+        elif layer in outputs:
+            fresh.append(layer.name)
+        else:
+            raise ValueError(
+                f"Expected weights of the network '{model.name}' in {path}. Found none that fit the "
+                f"layer {layer.name}. Use a file of the same --model, --normalization and words; only "
+                "the output layer may differ."
+            )
+    if there:
         raise ValueError(
-            f"Expected weights of the network '{model.name}' in {path}. Found none that fit the layers "
-            f"{', '.join(wrong)}. Use a file of the same --model, --normalization and words; only the "
-            "output layer may differ."
+            f"Expected weights of the network '{model.name}' in {path}. Found more layers: "
+            f"{', '.join(there)}. Use a file of the same --model and --normalization."
         )
-    # Public examples are those of this training, also where the file holds as many.
-    left |= {id(v) for layer in model.layers for v in _public_examples(layer)}
-    left |= {id(v) for v in keeps}
-    for variable, values in drawn:
-        if id(variable) in left:
-            variable.assign(values)
-    return tuple(layer.name for layer in fresh)
+    return tuple(fresh)
 
 
-def _public_examples(layer) -> list[keras.Variable]:
-    if not isinstance(layer, PublicExamples):
-        return []
-    inner = {id(variable) for variable in layer.network.weights}
-    return [variable for variable in layer.weights if id(variable) not in inner]
+def _shapes(layer) -> list[tuple]:
+    return [tuple(variable.shape) for variable in layer.weights]
 
 
 def layers_with_weights(model: keras.Model) -> list[keras.Layer]:
@@ -220,34 +194,23 @@ def freeze(model: keras.Model, trainable: str) -> tuple[str, ...]:
 
     Args:
         model: a built network.
-        trainable: names or patterns of layers ("logits,dense_*"), or how many of the last layers.
+        trainable: names or patterns of layers, such as "logits,dense_*".
 
     Returns:
         The names of the layers that can be trained.
 
     Raises:
-        ValueError: no layer with weights has such a name, there are fewer layers, or a named layer is
-            frozen by another setting.
+        ValueError: no layer with weights has such a name, or a named one is frozen by --embeddings.
     """
-    layers = layers_with_weights(model)
-    names = [layer.name for layer in layers]
-    if trainable.isdecimal():
-        if not 1 <= int(trainable) <= len(layers):
+    layers, chosen = layers_with_weights(model), []
+    for pattern in (part.strip() for part in trainable.split(",")):
+        matched = [layer for layer in layers if fnmatch.fnmatchcase(layer.name, pattern)]
+        if not matched:
             raise ValueError(
-                f"Expected --trainable_layers to be from 1 to {len(layers)}, the layers with weights. "
-                f"Found {trainable}."
+                "Expected --trainable_layers to name layers among "
+                f"{', '.join(layer.name for layer in layers)}. Found {pattern!r}."
             )
-        chosen = layers[-int(trainable) :]
-    else:
-        chosen = []
-        for pattern in (part.strip() for part in trainable.split(",")):
-            matched = [layer for layer in layers if fnmatch.fnmatchcase(layer.name, pattern)]
-            if not matched:
-                raise ValueError(
-                    f"Expected --trainable_layers to name layers among {', '.join(names)}. Found "
-                    f"{pattern!r}."
-                )
-            chosen += matched
+        chosen += matched
     for layer in chosen:
         if not layer.trainable:
             raise ValueError(

@@ -1,7 +1,5 @@
 """Trains what a command asks for: one experiment, or each point of a sweep in its own folder."""
 
-import json
-import math
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -10,9 +8,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tfdp.accounting.guarantee import format_epsilon, rounded_up
+from tfdp.accounting.guarantee import format_epsilon
 from tfdp.experiments import console
 from tfdp.experiments.command import Point
+from tfdp.experiments.run_folder import read_record
 
 
 def train_points(
@@ -30,78 +29,57 @@ def train_points(
 
     Returns:
         The exit status: 0 if every training succeeded, 2 if one failed, and that of
-        `console.interrupted` after an interruption.
+        `console.interrupted` after an interruption of a sweep.
     """
     if not points[0].values:
-        (point,) = points
-        try:
-            return 0 if _train(train, point, folder) is None else 2
-        except KeyboardInterrupt as interruption:
-            return console.interrupted(interruption)
+        return _train(train, points[0], folder)
     endings, status = [], 0
     for number, point in enumerate(points, 1):
         print(f"\nPoint {number} of {len(points)}: {point.name}", flush=True)
         try:
-            error = _train_next(train, point, folder / point.name)
+            failed = _train_next(train, point, folder / point.name)
         except KeyboardInterrupt as interruption:
             status = console.interrupted(interruption)
             endings += ["interrupted"] + ["not begun"] * (len(points) - number)
             break
-        endings.append("failed" if error else None)
-    print_summary(points, endings, folder, console.console())
+        endings.append("failed" if failed else None)
+    print_summary(points, endings, folder)
     return status or (2 if any(endings) else 0)
 
 
-def _train_next(train, point, folder) -> Exception | None:
-    """Trains a point of a sweep; prints and returns any error but that of a closed pipe."""
-    _forget_models()
+def _train_next(train, point, folder) -> int:
+    """Trains a point of a sweep; prints any error but that of a closed pipe, and returns a status."""
+    if "keras" in sys.modules:  # frees the graphs of the point before
+        sys.modules["keras"].utils.clear_session()
     try:
         return _train(train, point, folder)
     except BrokenPipeError:
         raise
-    except Exception as unexpected:
+    except Exception:
         traceback.print_exc()
-        return unexpected
+        return 2
 
 
-def _train(train, point, folder) -> Exception | None:
-    """Trains once; prints and returns an error that the user can correct. Other errors propagate."""
+def _train(train, point, folder) -> int:
+    """Trains once; prints an error that the user can correct, and returns a status."""
     from tfdp.accounting import BudgetExhausted
     from tfdp.data import DataUnavailable
 
-    expected = (
-        ValueError,
-        NotImplementedError,
-        DataUnavailable,
-        BudgetExhausted,
-        FloatingPointError,
-    )
+    expected = (ValueError, NotImplementedError, FloatingPointError)
     try:
         train(point, folder)
-    except expected as error:
-        # A progress bar that was interrupted ends without a new line.
-        line = "\n" if sys.stdout.isatty() else ""
-        print(f"{line}{console.program()}: error: {error}", file=sys.stderr)
-        return error
-    return None
+    except (*expected, DataUnavailable, BudgetExhausted) as error:
+        return console.refuse(error)
+    return 0
 
 
-def _forget_models() -> None:
-    """Frees the graphs of the previous point and resets the counters of Keras' layer names."""
-    if "keras" in sys.modules:
-        sys.modules["keras"].utils.clear_session()
-
-
-def print_summary(
-    points: Sequence[Point], endings: Sequence[str | None], folder: Path, to: Console
-) -> None:
+def print_summary(points: Sequence[Point], endings: Sequence[str | None], folder: Path) -> None:
     """Prints one table of all points: the swept values, test accuracy and both epsilons.
 
     Args:
         points: the points that were trained.
         endings: for each point how it ended otherwise, or None if it wrote its run.json.
         folder: the folder that holds the folders of the points.
-        to: the console to print to.
     """
     table = Table(title="Sweep", title_justify="left", pad_edge=False)
     for name in points[0].values:
@@ -112,11 +90,12 @@ def print_summary(
     for point, ending in zip(points, endings, strict=True):
         ended = [ending, "", ""]
         if ending is None:
-            record = json.loads((folder / point.name / "run.json").read_text())
+            record = read_record(folder / point.name)
             ended = [f"{100 * record['test_accuracy']:.2f}%"]
-            ended += [_epsilon(float(record[kind]["epsilon"])) for kind in ("claimed", "proven")]
+            ended += [format_epsilon(float(record[k]["epsilon"])) for k in ("claimed", "proven")]
             private += [(point.experiment, record)] * point.experiment.private
         table.add_row(*point.values.values(), *ended)
+    to = Console()
     to.print("", table)
     if said := _together(private):
         to.print(said)
@@ -136,7 +115,3 @@ def _together(private) -> str:
         f"All {len(runs)} trainings together: proven epsilon {format_epsilon(found.epsilon)} at delta "
         f"= {delta:g}. Their costs add up for whoever sees more than one of them, or the best one."
     )
-
-
-def _epsilon(value: float) -> str:
-    return "infinite" if math.isinf(value) else f"{float(rounded_up(value, 4)):,.4g}"

@@ -1,13 +1,10 @@
 """Early stopping on a part of the training data that is not trained on."""
 
 import dataclasses
-from collections.abc import Mapping
 
-import keras
 import numpy as np
 
 from tfdp.data import Dataset
-from tfdp.experiments.curves import VALIDATION
 from tfdp.experiments.settings import Experiment
 
 
@@ -37,54 +34,25 @@ def hold_out(dataset: Dataset, experiment: Experiment) -> Dataset:
     )
 
 
-def note(held: int, epochs: Mapping, experiment: Experiment) -> str:
-    """Returns the sentence about the validation examples for the record and the model card."""
+def note(held: int, stopped_after: int | None, private: bool) -> str:
+    """Returns the sentence about the validation examples for the record and the model card.
+
+    Args:
+        held: how many examples there are.
+        stopped_after: the number of epochs, if the training ended early.
+        private: whether the training is private.
+    """
     ended = "it did not stop early"
-    if is_over(epochs, experiment):
-        ended = f"it stopped after epoch {max(epochs) + 1}"
-        if experiment.private:
+    if stopped_after is not None:
+        ended = f"it stopped after epoch {stopped_after}"
+        if private:
             ended += (
                 ", and all planned steps are counted, because the weights, too, decided about it"
             )
-    if not experiment.private:
+    if not private:
         return f"The accuracy on {held:,} validation examples decided when training ends ({ended})."
     return (
         f"The {held:,} validation examples were not trained on and have NO guarantee: their accuracy "
         f"decided when training ends, without noise ({ended}). The guarantee is that of the training "
         "examples."
     )
-
-
-def is_over(epochs: Mapping[int, Mapping], experiment: Experiment) -> bool:
-    """Whether the last `patience` epochs had no better validation accuracy than one before."""
-    seen = {epoch: logs[VALIDATION] for epoch, logs in epochs.items() if VALIDATION in logs}
-    if not seen:
-        return False
-    best = min(epoch for epoch, value in seen.items() if value == max(seen.values()))
-    return max(seen) - best >= experiment.patience
-
-
-class ValidationStop(keras.callbacks.Callback):
-    """Ends training when the accuracy on held out examples has stopped to rise.
-
-    It stands behind the `Curve` of this accuracy. `keras.callbacks.EarlyStopping` would not know the
-    epochs of earlier processes.
-
-    Formal guarantee: for the training examples the end is post-processing of what all planned steps
-    would release, so that all of these are counted (`ModelPrivacy.count_left_out`). The held out
-    examples have none.
-
-    Args:
-        experiment: the settings.
-        backup: keeps the logs of the epochs of earlier processes; or None.
-    """
-
-    def __init__(self, experiment: Experiment, backup):
-        super().__init__()
-        self._experiment, self._backup, self._epochs = experiment, backup, {}
-
-    def on_epoch_end(self, epoch, logs=None):
-        earlier = {} if self._backup is None else self._backup.epochs
-        self._epochs[epoch] = dict(logs or {})
-        if is_over({**earlier, **self._epochs}, self._experiment):
-            self.model.stop_training = True

@@ -5,15 +5,13 @@ Nothing is learned from the private texts. A vocabulary built from them would be
 them. So a hash depends on the word alone, and a file, which must come from public text, is used whole.
 """
 
-import itertools
 import os
+import pathlib
 import re
 import zlib
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-
-from tfdp._validate import whole
 
 PADDING = 0
 # The id of all words that are not in a list of words.
@@ -63,28 +61,7 @@ def _rows(texts, id_of, length) -> np.ndarray:
     return rows
 
 
-def read_words(path: str | os.PathLike, limit: int | None = None) -> tuple[str, ...]:
-    """Reads a list of words: the first word of each line, so that a file of vectors will do as well.
-
-    Words are lower-cased, as texts are; of words that are then equal, the first one stays.
-
-    Args:
-        path: a UTF-8 text file.
-        limit: the number of words that are read at most; None reads all.
-
-    Raises:
-        ValueError: the file cannot be read, or holds no word.
-    """
-    limit = whole("limit", limit, 1, optional=True)
-    words = dict.fromkeys(line.split()[0].lower() for line in _lines(path) if line.strip())
-    if not words:
-        raise ValueError(f"Expected a word in each line of {os.fspath(path)}. Found an empty file.")
-    return tuple(itertools.islice(words, limit))
-
-
-def read_vectors(
-    path: str | os.PathLike, limit: int | None = None
-) -> tuple[tuple[str, ...], np.ndarray]:
+def read_vectors(path: str | os.PathLike) -> tuple[tuple[str, ...], np.ndarray]:
     """Reads word vectors in GloVe's text format: in each line a word and its numbers, after spaces.
 
     A first line of two numbers (how many words and how wide, as word2vec writes it) is passed over.
@@ -92,18 +69,18 @@ def read_vectors(
 
     Args:
         path: a UTF-8 text file.
-        limit: the number of words that are read at most; None reads all.
 
     Returns:
         (words in the order of the file, float32 array of shape (words, width)).
 
     Raises:
-        ValueError: the file cannot be read or holds no vector, the vectors differ in length, or a
+        ValueError: the file is no UTF-8 text or holds no vector, the vectors differ in length, or a
             number is not finite.
     """
-    limit = whole("limit", limit, 1, optional=True)
-    path, found, width = os.fspath(path), {}, None
-    for number, line in enumerate(_lines(path), 1):
+    found, width = {}, None
+    # Some editors begin a file with a mark of byte order.
+    lines = pathlib.Path(path).read_text(encoding="utf-8-sig").splitlines()
+    for number, line in enumerate(lines, 1):
         parts = line.rstrip().split(" ")
         if number == 1 and len(parts) == 2 and all(part.isdigit() for part in parts):
             continue
@@ -119,19 +96,6 @@ def read_vectors(
                 f"Found {line.rstrip()[:60]!r}. Use a file in GloVe's text format."
             )
         found.setdefault(word, vector)
-        if len(found) == limit:
-            break
     if not found:
         raise ValueError(f"Expected word vectors in {path}. Found an empty file.")
     return tuple(found), np.stack([*found.values()])
-
-
-def _lines(path):
-    try:
-        with open(path, encoding="utf-8-sig") as file:  # some editors begin it with a mark
-            yield from file
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
-        raise ValueError(
-            f"Expected a text file that can be read. Found {os.fspath(path)}: {reason}."
-        ) from error

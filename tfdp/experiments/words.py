@@ -9,21 +9,20 @@ import keras
 import numpy as np
 
 from tfdp import data
-from tfdp.experiments.result_folder import digest
-from tfdp.experiments.rules import DRAWN_EMBEDDINGS, WORD_MODELS
+from tfdp.experiments.files import digest, paths
+from tfdp.experiments.rules import WORD_MODELS
 from tfdp.experiments.settings import Experiment
 from tfdp.experiments.vocabulary import (
     UNKNOWN,
     hash_tokens,
     look_up_tokens,
     read_vectors,
-    read_words,
 )
 
 _BUCKETS = 10_000
 _WIDTH = 100
 # The name of the table of vectors in every network of `WORD_MODELS`.
-_TABLE = "embedding"
+TABLE = "embedding"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Words:
         trainable: whether the vectors are trained.
         rows: function (texts) -> int32 ids of shape (texts, sequence length).
         table: float32 public vectors of shape (size, width); None where they are drawn at random.
-        notes: sentences about the vocabulary and the vectors.
+        note: sentences about the vocabulary and the vectors.
     """
 
     size: int
@@ -44,7 +43,7 @@ class Words:
     trainable: bool
     rows: Callable
     table: np.ndarray | None
-    notes: tuple[str, ...]
+    note: str
 
 
 def words_of(experiment: Experiment) -> Words:
@@ -53,49 +52,32 @@ def words_of(experiment: Experiment) -> Words:
     Raises:
         ValueError: a file cannot be read, or its vectors have a width that the model does not take.
     """
-    length, limit = experiment.sequence_length, experiment.vocabulary_size
-    width = experiment.embedding_width or WORD_MODELS[experiment.model] or _WIDTH
-    table = listed = None
-    if experiment.embeddings not in DRAWN_EMBEDDINGS:
-        path = os.path.expanduser(experiment.embeddings)
-        listed, table = _vectors_of(experiment, path)
-        width = table.shape[1]
-        vectors = (
-            f"The vectors of words are those of {_named(path)}, frozen; that of padding and of other "
-            "words is zero."
-        )
-    elif experiment.embeddings == "frozen":
-        vectors = f"The vectors of words are random, {width} numbers each, and frozen."
-    else:
-        vectors = f"The vectors of words, {width} numbers each, are trained with the network."
-    if experiment.vocabulary is not None:
-        path = os.path.expanduser(experiment.vocabulary)
-        listed = read_words(path, limit)
-    if listed is None:
-        size = limit or _BUCKETS
-        rows = functools.partial(hash_tokens, num_buckets=size, length=length)
-        note = f"Words have one of {size - 1:,} ids by a fixed public hash (CRC-32)."
-    else:
-        size = UNKNOWN + 1 + len(listed)
+    length, width = experiment.sequence_length, WORD_MODELS[experiment.model]
+    if path := paths(experiment).get("embeddings"):
+        listed, vectors = read_vectors(path)
+        if width not in (None, vectors.shape[1]):
+            raise ValueError(
+                f"Expected vectors of {width} numbers with --model={experiment.model}. Found "
+                f"{vectors.shape[1]} in {path}. Use another file, or another --model."
+            )
+        table = np.pad(vectors, ((UNKNOWN + 1, 0), (0, 0)))  # zeros for padding and other words
         rows = functools.partial(look_up_tokens, words=listed, length=length)
         note = (
-            f"The vocabulary is {len(listed):,} words of {_named(path)}, which is declared to come "
-            "from public text; all other words have one id."
+            f"The vocabulary is {len(listed):,} words of {os.path.basename(path)} (SHA-256 "
+            f"{digest(path)[:16]}), which is declared to come from public text; all other words have "
+            "one id. The vectors of words are those of the file, frozen; that of padding and of other "
+            "words is zero."
+        )
+        size, width = table.shape
+    else:
+        table, size, width = None, _BUCKETS, width or _WIDTH
+        rows = functools.partial(hash_tokens, num_buckets=size, length=length)
+        note = (
+            f"Words have one of {size - 1:,} ids by a fixed public hash (CRC-32). Their vectors, "
+            f"{width} random numbers each, are {experiment.embeddings}."
         )
     note += f" Of every text, the first {length} words and marks are used."
-    return Words(size, width, experiment.embeddings == "trained", rows, table, (note, vectors))
-
-
-def _vectors_of(experiment, path) -> tuple[tuple[str, ...], np.ndarray]:
-    """The words of a file and a table of vectors, with zeros for padding and for other words."""
-    listed, vectors = read_vectors(path, experiment.vocabulary_size)
-    needed = WORD_MODELS[experiment.model]
-    if needed not in (None, vectors.shape[1]):
-        raise ValueError(
-            f"Expected vectors of {needed} numbers with --model={experiment.model}. Found "
-            f"{vectors.shape[1]} in {path}. Use another file, or another --model."
-        )
-    return listed, np.pad(vectors, ((UNKNOWN + 1, 0), (0, 0)))
+    return Words(size, width, experiment.embeddings == "trained", rows, table, note)
 
 
 def in_words(dataset: data.Dataset, words: Words) -> data.Dataset:
@@ -115,7 +97,7 @@ def with_words(model: keras.Model, words: Words) -> keras.Model:
 
     def exchanged(layer):
         config = _without_shapes(layer.get_config())
-        if layer.name == _TABLE:
+        if layer.name == TABLE:
             config |= {"input_dim": words.size, "output_dim": words.width}
             config |= {"trainable": words.trainable}
             if not words.trainable:
@@ -126,13 +108,8 @@ def with_words(model: keras.Model, words: Words) -> keras.Model:
 
     made = keras.models.clone_model(model, clone_function=exchanged)
     if words.table is not None:
-        made.get_layer(_TABLE).embeddings.assign(words.table)
+        made.get_layer(TABLE).embeddings.assign(words.table)
     return made
-
-
-def table_of(model: keras.Model) -> keras.Variable:
-    """Returns the table of vectors of a network of `WORD_MODELS`."""
-    return model.get_layer(_TABLE).embeddings
 
 
 def _without_shapes(config):
@@ -142,7 +119,3 @@ def _without_shapes(config):
     if isinstance(config, list):
         return [_without_shapes(each) for each in config]
     return config
-
-
-def _named(path: str) -> str:
-    return f"{os.path.basename(path)} (SHA-256 {digest(path)[:16]})"

@@ -1,4 +1,4 @@
-"""One sentence about an experiment before it is trained, and the phrases that reports share with it.
+"""The facts about an experiment in words: announced before it is trained, and reported afterwards.
 
 This module imports neither TensorFlow nor Keras.
 """
@@ -9,41 +9,45 @@ from tfdp.experiments.rules import EMBEDDED
 from tfdp.experiments.settings import Experiment
 
 
+def facts(experiment: Experiment) -> dict[str, str]:
+    """Returns the settings that matter in words, by headings."""
+    clipping = f"clip norm {experiment.l2_norm_clip:g} ({experiment.clipping})"
+    found = {
+        "Model": _network(experiment),
+        "Privacy": _privacy(experiment),
+        "Training": f"{_length(experiment)} lots of {experiment.batch_size:,} ({experiment.sampling})",
+        "Optimizer": _update_rule(experiment),
+        "Clipping": clipping if experiment.private else "",
+        "Start": _start(experiment),
+        "Split": _split(experiment),
+    }
+    return {name: said for name, said in found.items() if said}
+
+
 def announcement(experiment: Experiment) -> str:
-    """Returns the settings that matter in one sentence, and a line of warning if delta is too large.
+    """Returns the facts in one sentence, and a line of warning if delta is too large.
 
     Only for the embedded data the number of examples is known here; the result warns for all data.
     """
-    private = experiment.private
-    parts = [
-        f"{experiment.mechanism} on {experiment.dataset}: {network(experiment)}",
-        _privacy(experiment),
-        f"{_length(experiment)} lots of {experiment.batch_size:,} ({experiment.sampling})",
-        update_rule(experiment),
-        f"clip norm {experiment.l2_norm_clip:g} ({experiment.clipping})" if private else None,
-        _start(experiment),
-    ]
-    said = "; ".join(part for part in parts if part) + "."
-    known = EMBEDDED.get(experiment.dataset) if private else None
+    said = (
+        f"{experiment.mechanism} on {experiment.dataset}: {'; '.join(facts(experiment).values())}."
+    )
+    known = EMBEDDED.get(experiment.dataset) if experiment.private else None
     warning = delta_warning(experiment.delta, known) if known else None
-    notes = [split_note(experiment), f"Warning: {warning}" if warning else None]
-    return "\n".join([said, *(note for note in notes if note)])
+    return f"{said}\nWarning: {warning}" if warning else said
 
 
-def update_rule(experiment: Experiment) -> str:
-    """Returns the update rule and its learning rate in words."""
+def _update_rule(experiment: Experiment) -> str:
     rule, decay = experiment.optimizer, experiment.learning_rate_decay
     if experiment.momentum:
-        kind = "Nesterov momentum" if experiment.nesterov else "momentum"
-        rule += f" with {kind} {experiment.momentum:g}"
+        rule += f" with momentum {experiment.momentum:g}"
     rule += f" at learning rate {experiment.learning_rate:g}"
     rule += "" if decay == 1 else f", times {decay:g} after every epoch"
     noise = experiment.update_noise
     return rule + (f", noise of {noise:g} on gradients" if noise else "")
 
 
-def network(experiment: Experiment) -> str:
-    """Returns the network, its normalization and the noise on its weights in words."""
+def _network(experiment: Experiment) -> str:
     said, normalization = experiment.model, experiment.normalization
     if experiment.width != 1:
         said += f" at {experiment.width:g} times its width"
@@ -54,29 +58,27 @@ def network(experiment: Experiment) -> str:
     if experiment.weight_noise:
         which = {"all": "weights", "kernels": "kernels"}[experiment.noisy_weights]
         said += f", with noise of {experiment.weight_noise:g} on its {which}"
-    return said
+    return f"{said}, activation {experiment.activation}"
 
 
-def split_note(experiment: Experiment) -> str | None:
-    """Returns a sentence about other examples than the usual ones; None for the usual ones."""
+def _split(experiment: Experiment) -> str:
+    """Says that other examples than the usual ones are used; "" for the usual ones."""
     spec = DATASETS.get(experiment.dataset)
     usual = (spec.train_split, spec.test_split or "test") if spec else ("train", "test")
     train, test = experiment.train_split or usual[0], experiment.test_split or usual[1]
     if (train, test) == usual:
-        return None
-    used = f"trained on {train} and tested on {test} of {experiment.dataset}"
+        return ""
+    used = f"not the usual split: trained on {train} and tested on {test}, not on"
     if train == usual[0]:
-        return f"Not the usual split: {used}, not on {usual[1]}, with the usual N."
-    other = f"{used}, not on {usual[0]} and {usual[1]}"
-    return f"Not the usual split: {other}, so N is not that of the papers."
+        return f"{used} {usual[1]}, with the usual N"
+    return f"{used} {usual[0]} and {usual[1]}, so N is not that of the papers"
 
 
 def _start(experiment: Experiment) -> str:
     weights, trained = experiment.initial_weights, experiment.trainable_layers
     parts = [] if weights is None else [f"from the public weights {weights}"]
     if trained is not None:
-        which = f"the last {trained} layers" if trained.isdecimal() else trained
-        parts.append(f"training {which}")
+        parts.append(f"training {trained}")
     return ", ".join(parts)
 
 
