@@ -85,3 +85,21 @@ def test_random_state_moves_on_once_per_lot_and_chunks_differ():
     f.advance(before, new)
     np.testing.assert_array_equal(f.state_variables[index].numpy(), new[index])
     assert not np.array_equal(before[index], new[index])
+
+
+def test_a_tf_function_in_a_layer_reads_the_values_of_the_pass_whatever_was_traced_before():
+    class Function(layers.Dense):
+        @tf.function
+        def call(self, x):
+            return super().call(x)
+
+    f = forward(Function(2))
+    x = np.ones((1, 3), "float32")
+    f.model(x)  # traced with the variables
+    values = [tf.ones([3, 2]), tf.zeros([2])]
+    with tf.GradientTape() as tape:
+        tape.watch(values)
+        y_pred, *_ = f.outputs(values, f.state(), tf.constant(x))
+    np.testing.assert_allclose(y_pred, [[3.0, 3.0]])
+    assert all(gradient is not None for gradient in tape.gradient(y_pred, values))
+    assert not tf.config.functions_run_eagerly()

@@ -4,7 +4,9 @@ All borrowed names were seen in TensorFlow 2.18.1 and 2.21.0. The rules of `tf.v
 `pfor_random` and `pfor_repairs`.
 """
 
+import contextlib
 import re
+import threading
 
 import tensorflow as tf
 
@@ -17,6 +19,30 @@ with borrowing("a name of tensorflow.python"):
 def inside_xla() -> bool:
     """Whether XLA compiles the graph that is being built. XLA lacks some operations."""
     return control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+
+
+_inlining = {"lock": threading.Lock(), "depth": 0, "before": False}
+
+
+@contextlib.contextmanager
+def inlined_functions():
+    """Context in which a call of a `tf.function` runs its Python code, as part of the current graph.
+
+    A `tf.function` reuses an earlier trace, in which a layer's weights are the variables, and not the
+    values that a pass puts in their place: their gradients would be zero. AutoGraph is not applied.
+    """
+    with _inlining["lock"]:  # replicas are traced in threads, which share the setting
+        if not _inlining["depth"]:
+            _inlining["before"] = tf.config.functions_run_eagerly()
+        _inlining["depth"] += 1
+        tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    finally:
+        with _inlining["lock"]:
+            _inlining["depth"] -= 1
+            if not _inlining["depth"]:
+                tf.config.run_functions_eagerly(_inlining["before"])
 
 
 def operations_in_conversion(error: BaseException | None) -> list:

@@ -166,6 +166,8 @@ def comparison(runs: Sequence[Run], claimed: Guarantee, proven: Guarantee) -> st
     if claimed.epsilon == proven.epsilon or math.isinf(proven.epsilon):
         return None
     rely = "Rely on the proven figure."
+    if math.isinf(claimed.epsilon):
+        return f"The paper's formula gives no finite epsilon for this. {rely}"
     if claimed.adjacency != proven.adjacency and proven.adjacency == "replace_one":
         return (
             "Claimed and proven are about different neighbours here: the paper's formula is for one "
@@ -181,7 +183,7 @@ def comparison(runs: Sequence[Run], claimed: Guarantee, proven: Guarantee) -> st
     if claimed.epsilon > proven.epsilon:
         return (
             "Claimed is larger than proven here: the paper's formula is looser than the theorem about "
-            f"what was done, or is none. {rely}"
+            f"what was done. {rely}"
         )
     return (
         "Claimed is smaller than proven here: the paper's formula is not for what was done (how lots "

@@ -15,6 +15,7 @@ from tfdp._compat.keras import (
     forget_dropout_masks,
     losses_of_one_replica,
 )
+from tfdp._compat.tensorflow import inlined_functions
 from tfdp.gradients.random_state import noise_states, seed_states
 from tfdp.gradients.targets import apart, with_none
 
@@ -158,7 +159,8 @@ class Forward:
             # Otherwise Keras silently drops activity penalties and losses from add_loss.
             scope.collect_losses = True
             try:
-                y_pred = self.model(with_none(x), training=True)
+                with inlined_functions():
+                    y_pred = self.model(with_none(x), training=True)
             except Exception:
                 forget_dropout_masks(self.model)  # the next pass may succeed
                 raise
@@ -181,7 +183,7 @@ class Forward:
         `compute_loss`; factors for whole rows are applied by the caller.
         """
         y, sample_weight = apart(y)
-        with scope, losses_of_one_replica():
+        with scope, losses_of_one_replica(), inlined_functions():
             loss = compute_loss_as_keras(
                 self.model, with_none(x), with_none(y), y_pred, sample_weight
             )

@@ -97,7 +97,7 @@ def exchanged_copy(model: keras.Model, is_replaced: Callable, replacement: Calla
             raise ValueError(
                 f"'{layer.name}' ({type(layer).__name__}) makes a {type(left[0]).__name__} that its "
                 "configuration does not hold, so it cannot be replaced. Expected another layer in the "
-                "class."
+                "class, or trainable=False where the layer's weights and statistics are public."
             )
         return new
 
