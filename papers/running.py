@@ -74,7 +74,7 @@ def command(cell: Cell, seeds: Iterable[int], results: Path) -> list[str]:
     if cell.start:
         (start,) = cells([cell.start])
         weights = records.place(results, start) / f"seed={start.seeds[0]}" / "model.keras"
-        words.append(f"--initial_weights={weights}")
+        words.append(f"--initial_weights={weights.resolve()}")
     return [*words, f"--model_dir={records.place(results, cell)}"]
 
 
