@@ -115,7 +115,7 @@ def test_a_plain_training_that_stopped_early_only_writes_its_result(tmp_path, mo
 
 
 def test_a_plain_state_is_replaced_whole(tmp_path, monkeypatch):
-    """An interruption while the state of the second epoch is written leaves that of the first."""
+    """An interruption while the state of the second epoch is written keeps the first state."""
     of, save = settings("none"), np.savez
 
     def interrupted(path, about, **arrays):

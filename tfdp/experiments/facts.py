@@ -71,7 +71,7 @@ def _split(experiment: Experiment) -> str:
     used = f"not the usual split: trained on {train} and tested on {test}, not on"
     if train == usual[0]:
         return f"{used} {usual[1]}, with the usual N"
-    return f"{used} {usual[0]} and {usual[1]}, so N is not that of the papers"
+    return f"{used} {usual[0]} and {usual[1]}, so N differs from the papers"
 
 
 def _start(experiment: Experiment) -> str:

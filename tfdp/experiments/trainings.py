@@ -48,7 +48,7 @@ def train_points(
 
 
 def _train_next(train, point, folder) -> int:
-    """Trains a point of a sweep; prints any error but that of a closed pipe, and returns a status."""
+    """Trains a point of a sweep; prints any error except a closed pipe; returns a status."""
     if "keras" in sys.modules:  # frees the graphs of the point before
         sys.modules["keras"].utils.clear_session()
     try:
