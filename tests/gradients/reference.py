@@ -210,10 +210,17 @@ def loop_bounded_sum(forward, bound, x, y, sample_weight, chunk, microbatch_size
         gradients.append([tf.reshape(g, v.shape) for g, v in zip(found, values, strict=True)])
         outputs.append(y_pred)
     stacked = [Instantiated(tf.stack(rows)) for rows in zip(*gradients, strict=True)]
-    square_norms = tf.stack([g.square_norms() for g in stacked], axis=1)
+    layers = bound.layers or [0] * len(stacked)
+    square_norms = tf.stack(
+        [
+            tf.add_n([g.square_norms() for g, own in zip(stacked, layers, strict=True) if own == k])
+            for k in range(max(layers) + 1)
+        ],
+        axis=1,
+    )
     scales = bound.scales(square_norms)
     return BoundedSum(
-        sums=[g.weighted_sum(scales[:, i]) for i, g in enumerate(stacked)],
+        sums=[g.weighted_sum(scales[:, k]) for g, k in zip(stacked, layers, strict=True)],
         norms=tf.sqrt(tf.reduce_sum(square_norms, axis=1)),
         present=tf.not_equal(sample_weight, 0.0),
         clipped=tf.cast(tf.reduce_any(scales < 1.0, axis=1), tf.float32),

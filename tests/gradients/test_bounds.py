@@ -53,8 +53,8 @@ def test_a_bad_clip_norm_is_refused(clip):
 
 BOUNDS = {
     "global": GlobalL2Clip(2.0),
-    "per_layer": PerLayerL2Clip(2.0, (0, 0, 1, 2)),
-    "each_layer": EachLayerL2Clip(2.0, (0, 0, 1, 2)),
+    "per_layer": PerLayerL2Clip(2.0, (0, 0, 1, 2, 3)),
+    "each_layer": EachLayerL2Clip(2.0, (0, 0, 1, 2, 3)),
     "automatic": AutomaticClip(2.0),
     "adaptive": make_bound("adaptive", tf.constant(2.0), []),
 }
@@ -66,7 +66,7 @@ BOUNDS = {
 def test_every_bound_keeps_the_whole_vector_within_its_sensitivity(name, norms):
     norms = np.array(norms, np.float32)
     scales = BOUNDS[name].scales(tf.constant(norms[np.newaxis] ** 2)).numpy()[0]
-    limit = {"each_layer": 2.0 * np.sqrt(3)}.get(name, 2.0)
+    limit = {"each_layer": 4.0}.get(name, 2.0)
     assert float(BOUNDS[name].sensitivity()) == limit
     assert np.linalg.norm(scales.astype(float) * norms) <= limit * (1 + 1e-5)
 
@@ -80,18 +80,17 @@ def test_every_bound_drops_a_row_that_is_not_finite_anywhere(name, bad):
 
 
 def test_per_layer_clips_a_layer_at_its_share_and_leaves_small_ones():
-    share = 2.0 / np.sqrt(3)
-    scales = BOUNDS["per_layer"].scales(tf.constant([[9.0, 16.0, 0.01, 100.0]])).numpy()[0]
-    np.testing.assert_allclose(scales, [share / 5, share / 5, 1.0, share / 10], rtol=1e-6)
+    scales = BOUNDS["per_layer"].scales(tf.constant([[25.0, 16.0, 0.01, 100.0]])).numpy()[0]
+    np.testing.assert_allclose(scales, [1 / 5, 1 / 4, 1.0, 1 / 10], rtol=1e-6)
 
 
 def test_each_layer_is_clipped_at_the_whole_clip_norm():
-    bound = EachLayerL2Clip(2.0, (0, 0, 1, 2))
-    scales = bound.scales(tf.constant([[9.0, 16.0, 0.01, 100.0]])).numpy()[0]
-    np.testing.assert_allclose(scales, [0.4, 0.4, 1.0, 0.2], rtol=1e-6)
-    assert bound.clip_groups == 3
+    bound = EachLayerL2Clip(2.0, (0, 0, 1, 2, 3))
+    scales = bound.scales(tf.constant([[25.0, 16.0, 0.01, 100.0]])).numpy()[0]
+    np.testing.assert_allclose(scales, [0.4, 0.5, 1.0, 0.2], rtol=1e-6)
+    assert bound.clip_groups == 4
     assert BOUNDS["per_layer"].clip_groups == BOUNDS["global"].clip_groups == 1
-    assert bound.sensitivity(microbatch_size=2) == 4.0 * np.sqrt(3)
+    assert bound.sensitivity(microbatch_size=2) == 8.0
 
 
 def test_automatic_normalizes_and_spares_vanishing_gradients():

@@ -51,7 +51,7 @@ def known_shapes():
 
     A convolution had 18 operations for the shapes around it; a small network has 1,749 in all.
     """
-    pfor._flatten_first_two_dims, pfor._unflatten_first_dim = _rows_merged, _apart
+    pfor._flatten_first_two_dims, pfor._unflatten_first_dim = _rows_merged, apart
     try:
         yield
     finally:
@@ -72,7 +72,7 @@ def _rows_merged(tensor):
     return _MERGED(tensor) if tensor.shape.rank is None else merged(tensor)
 
 
-def _apart(tensor, examples):
+def apart(tensor, examples):
     """[examples * rows, ...] to [examples, rows, ...]; `examples` is int32 [1]."""
     known = tensor.shape[1:] if tensor.shape.rank else tf.TensorShape(None)
     if not known.num_elements():

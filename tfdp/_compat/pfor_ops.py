@@ -9,7 +9,7 @@ import functools
 
 import tensorflow as tf
 
-from tfdp._compat.pfor_conversion import created, looped, wrap
+from tfdp._compat.pfor_conversion import apart, created, looped, merged, wrap
 from tfdp._compat.pfor_indices import all_of_row, poisoned
 
 # For each operation the inputs with a batch axis. All other inputs are the same for all examples.
@@ -44,29 +44,25 @@ def add_rules(rules: dict) -> None:
     replaced = (*_LOOPS_IF_STACKED, *_MERGED_IF_SHARED, *_MERGED_INTO_SHAPE_IF_SHARED)
     own = {name: rules[name] for name in replaced}
 
-    def merged(with_batch, pfor_input, into_shape=False):
+    def on_merged(with_batch, pfor_input, into_shape=False):
         pfor_input.stack_inputs(with_batch)
         rows = pfor_input.pfor.loop_len_vector
         inputs = []
         for index in range(pfor_input.num_inputs):
             if index in with_batch:
-                value = pfor_input.stacked_input(index)
-                inputs.append(tf.reshape(value, tf.concat([[-1], tf.shape(value)[2:]], 0)))
+                inputs.append(merged(pfor_input.stacked_input(index)))
             else:
                 inputs.append(pfor_input.unstacked_input(index))
         if into_shape:
             inputs[0] = tf.concat(
                 [inputs[0][:1] * tf.cast(rows, inputs[0].dtype), inputs[0][1:]], 0
             )
-        return [
-            wrap(tf.reshape(output, tf.concat([rows, [-1], tf.shape(output)[1:]], 0)), True)
-            for output in created(pfor_input, inputs)
-        ]
+        return [wrap(apart(output, rows), True) for output in created(pfor_input, inputs)]
 
     def merged_if_shared(name, with_batch, into_shape, pfor_input):
         if pfor_input.input(_FILTER).is_stacked:
             return own[name](pfor_input)
-        return merged(with_batch, pfor_input, into_shape)
+        return on_merged(with_batch, pfor_input, into_shape)
 
     def on_last_axis(pfor_input):
         return [wrap(output, True) for output in created(pfor_input, [pfor_input.stacked_input(0)])]
@@ -110,7 +106,7 @@ def add_rules(rules: dict) -> None:
     rules["ZerosLike"] = zeros
     partial = functools.partial
     for name, with_batch in _MERGED.items():
-        rules.setdefault(name, partial(merged, with_batch))
+        rules.setdefault(name, partial(on_merged, with_batch))
     for name, with_batch in _MERGED_IF_SHARED.items():
         rules[name] = partial(merged_if_shared, name, with_batch, False)
     for name, with_batch in _MERGED_INTO_SHAPE_IF_SHARED.items():

@@ -27,7 +27,15 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from tfdp._compat import addition, pfor_calls, pfor_conv3d, pfor_indices, pfor_ops, pfor_random
+from tfdp._compat import (
+    addition,
+    pfor_calls,
+    pfor_constants,
+    pfor_conv3d,
+    pfor_indices,
+    pfor_ops,
+    pfor_random,
+)
 from tfdp._compat.kernel_gradients import kernel_gradients
 from tfdp._compat.patches import Window
 from tfdp._compat.pfor_conversion import RULES, created, known_shapes, looped, merged, wrap
@@ -59,6 +67,7 @@ def _rules() -> dict:
     rules = dict(RULES)
     with borrowing("the rules of tf.vectorized_map"):
         for add_rules in (
+            pfor_constants.add_rules,
             pfor_calls.add_rules,
             pfor_random.add_rules,
             pfor_ops.add_rules,

@@ -1,9 +1,9 @@
 """Bounds on one example's influence on the sum of gradients.
 
-A bound receives the squared L2 norm of each (example, variable) gradient and returns a scale for each;
-an engine multiplies the gradients by the scales and sums them. A bound on single entries receives the
-gradients themselves instead. Each bound carries its own sensitivity, so that noise cannot be
-calibrated to another constant than the one that was enforced.
+A bound receives the squared L2 norm of each example's gradient in each layer and returns a scale for
+each; an engine multiplies the gradients by the scales and sums them. A bound on single entries
+receives the gradients themselves instead. Each bound carries its own sensitivity, so that noise cannot
+be calibrated to another constant than the one that was enforced.
 """
 
 import dataclasses
@@ -32,6 +32,8 @@ class L2Clip:
     whole_gradients: ClassVar[bool] = False
 
     l2_norm_clip: float
+    # For each variable the number of its layer; empty where all are clipped as one.
+    layers: ClassVar[tuple[int, ...]] = ()
 
     @property
     def clip_groups(self) -> int:
@@ -61,10 +63,10 @@ class L2Clip:
         return math.sqrt(self.clip_groups) * (1.0 if microbatch_size == 1 else 2.0)
 
     def scales(self, square_norms: tf.Tensor) -> tf.Tensor:
-        """Returns float32 [rows, variables]: the factor by which each gradient is multiplied.
+        """Returns float32 [rows, layers]: the factor by which each gradient is multiplied.
 
         Args:
-            square_norms: float32 [rows, variables], squared L2 norms before bounding.
+            square_norms: float32 [rows, layers], squared L2 norms before bounding.
         """
         raise NotImplementedError
 
@@ -102,14 +104,11 @@ class PerLayerL2Clip(L2Clip):
     layers: tuple[int, ...] = ()
 
     def scales(self, square_norms: tf.Tensor) -> tf.Tensor:
-        members = tf.one_hot(self.layers, max(self.layers) + 1)  # [variables, layers]
-        # `tf.where` instead of a product, because 0 * inf is NaN.
-        by_layer = tf.reduce_sum(tf.where(members > 0, square_norms[:, :, tf.newaxis], 0.0), axis=1)
-        # All groups together are within C sqrt(clip_groups).
+        # All layers together are within C sqrt(clip_groups).
         clip = self.l2_norm_clip * math.sqrt(self.clip_groups / (max(self.layers) + 1))
-        scale = tf.minimum(clip * tf.math.rsqrt(tf.maximum(by_layer, 1e-30)), 1.0)
+        scale = tf.minimum(clip * tf.math.rsqrt(tf.maximum(square_norms, 1e-30)), 1.0)
         finite = tf.reduce_all(tf.math.is_finite(square_norms), axis=1, keepdims=True)
-        return tf.where(finite, tf.gather(scale, self.layers, axis=1), 0.0)
+        return tf.where(finite, scale, 0.0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -81,13 +81,14 @@ class Instantiated(PerExampleGradient):
         self.finish = finish or identity
 
     def square_norms(self):
-        return row_squares(self._flat())
+        return row_squares(self.flat())
 
     def weighted_sum(self, weights):
-        total = float32_products.weighted_sum(weights, self._flat())
+        total = float32_products.weighted_sum(weights, self.flat())
         return self.finish(tf.reshape(total, self.values.shape[1:]))
 
-    def _flat(self):
+    def flat(self) -> tf.Tensor:
+        """Returns the entries as float32 [rows, entries]."""
         if self.values.shape.rank == 2:
             return self.values
         return tf.reshape(self.values, [-1, self.values.shape[1:].num_elements()])

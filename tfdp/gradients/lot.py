@@ -149,7 +149,8 @@ def _with_room_for_rounding(lot: BoundedSum, rows: int | None, expected: int | N
     """
     rows = rows or 2 * (expected or _USUAL_ROWS)
     room = 2.0**-24 * (16 + rows / 4) + (2.0**-15 if inside_xla() else 0.0)
-    return dataclasses.replace(lot, sums=[part * (1.0 - room) for part in lot.sums])
+    less = tf.constant(1.0 - room, tf.float32)
+    return dataclasses.replace(lot, sums=[part * less for part in lot.sums])
 
 
 def _without_padding(lot: BoundedSum, rows) -> BoundedSum:

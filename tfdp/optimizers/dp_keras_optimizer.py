@@ -38,10 +38,14 @@ _NOISE_MAKING = (
 )
 
 
-def mean_of(total, divisor: int, penalty):
-    """The mean over a nominal lot, and the gradient of the weight regularizers (or None) added."""
-    mean = total / tf.constant(float(divisor), total.dtype)
-    return mean if penalty is None else mean + tf.cast(penalty, total.dtype)
+def means_of(totals: list, divisor: int, penalties: list) -> list:
+    """The means over a nominal lot, with the gradients of the weight regularizers (or None) added."""
+    divisor = tf.constant(float(divisor), totals[0].dtype)
+    means = [total / divisor for total in totals]
+    return [
+        mean if penalty is None else mean + tf.cast(penalty, mean.dtype)
+        for mean, penalty in zip(means, penalties, strict=True)
+    ]
 
 
 class DPKerasOptimizer(keras.optimizers.Optimizer):
@@ -295,10 +299,9 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             The scale of the noise that was added to every entry of the sum, as from `add_noise`.
         """
         sums, scale = self.add_noise(bounded, session)
-        gradients = [
-            self.mean_factor * mean_of(total, session.divisor, penalty)
-            for total, penalty in zip(sums, regularization, strict=True)
-        ]
+        gradients = means_of(sums, session.divisor, regularization)
+        if self.mean_factor != 1.0:
+            gradients = [self.mean_factor * mean for mean in gradients]
         gradients = [tf.cast(g, v.dtype) for g, v in zip(gradients, variables, strict=True)]
         super().apply(gradients, variables)  # not `self.apply`, which refuses all gradients
         return scale

@@ -25,7 +25,7 @@ from tfdp._compat.keras import configured_rate
 from tfdp._validate import flag, fraction, one_of, positive
 from tfdp.accounting.guarantee import check_kind
 from tfdp.accounting.mechanisms.si_dpsgd import RELEASES, SIDPSGD
-from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer, mean_of
+from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer, means_of
 
 _REFUSED = (
     "use_ema",
@@ -259,10 +259,8 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
         rate = tf.cast(session.value("learning_rates"), tf.float64)
         scale = self._stddev(session.value("noise_multiplier"), bounded, session)
         noise = self._noise.gaussians(session.place, scale, [v.shape for v in variables])
-        gradients = [
-            mean_of(tf.cast(total, tf.float64), session.divisor, penalty)
-            for total, penalty in zip(bounded.sums, regularization, strict=True)
-        ]
+        sums = [tf.cast(total, tf.float64) for total in bounded.sums]
+        gradients = means_of(sums, session.divisor, regularization)
         self._move_means(gradients, rate, session.run.mechanism)
         for i, variable in enumerate(variables):
             mean = tf.convert_to_tensor(hidden.means[i])

@@ -1,10 +1,16 @@
 """Turns per-example gradients into one bounded sum: the last part of all engines."""
 
+import collections
+import dataclasses
+
 import tensorflow as tf
 
 from tfdp._compat.float32_products import weighted_sum
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.contract import BoundedSum
+from tfdp.gradients.factors import Instantiated, PerExampleGradient
+
+_SMALL = 2**12  # entries up to which written-out gradients are put side by side
 
 
 def bounded(
@@ -31,17 +37,16 @@ def bounded(
         losses, output_losses, outputs, state: become fields of the result; see `BoundedSum`.
     """
     present = tf.not_equal(sample_weight, 0.0)
-    if bound.whole_gradients:
-        gradients = [None if g is None else g.instantiated() for g in gradients]
-    square_norms = _square_norms(gradients, sample_weight)
+    parts = _parts(gradients, bound)
+    square_norms = _square_norms(parts, bound, sample_weight)
     finite = tf.math.is_finite(tf.reduce_sum(square_norms, axis=1))
     keep = finite & present
     square_norms = tf.where(keep[:, tf.newaxis], square_norms, 0.0)
     if microbatch_size > 1:
-        gradients = _kept(gradients, keep)
-        gradients = [None if g is None else g.grouped(microbatch_size) for g in gradients]
+        parts = _kept(parts, keep)
+        parts = [part.with_gradient(part.gradient.grouped(microbatch_size)) for part in parts]
         any_present = tf.reduce_any(tf.reshape(present, [-1, microbatch_size]), axis=1)
-        square_norms = _square_norms(gradients, any_present) / microbatch_size**2
+        square_norms = _square_norms(parts, bound, any_present) / microbatch_size**2
         # The squares of a sum may overflow where those of its rows do not.
         exists = tf.math.is_finite(tf.reduce_sum(square_norms, axis=1))
         square_norms = tf.where(exists[:, tf.newaxis], square_norms, 0.0)
@@ -50,10 +55,10 @@ def bounded(
     else:
         # Nearly every lot is finite. A weight of zero then removes an absent row, and nothing has to be
         # written to large tensors.
-        gradients = _kept(gradients, keep, unless=tf.reduce_all(finite))
+        parts = _kept(parts, keep, unless=tf.reduce_all(finite))
         any_present = present
     sums, norms, clipped = _sums(
-        gradients, variables, bound, square_norms, any_present, microbatch_size
+        parts, variables, bound, square_norms, any_present, microbatch_size
     )
     return BoundedSum(
         sums=sums,
@@ -71,38 +76,96 @@ def bounded(
     )
 
 
-def _square_norms(gradients, rows):
-    """Returns float32 [rows, variables]; `rows` is any tensor [rows]."""
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """The gradients of one variable, or of several small ones side by side.
+
+    Attributes:
+        gradient: the gradients of all its variables.
+        layer: number of the layer that the bound counts them to.
+        places: for each variable its number, and its own gradients.
+    """
+
+    gradient: PerExampleGradient
+    layer: int
+    places: dict[int, PerExampleGradient]
+
+    def with_gradient(self, gradient) -> "_Part":
+        return dataclasses.replace(self, gradient=gradient)
+
+    def sums(self, weights) -> dict[int, tf.Tensor]:
+        """Returns the weighted sum of the rows for each variable, by its number."""
+        total = self.gradient.weighted_sum(weights)
+        if len(self.places) == 1:
+            return dict.fromkeys(self.places, total)
+        shapes = [own.values.shape[1:] for own in self.places.values()]
+        totals = tf.split(total, [shape.num_elements() for shape in shapes])
+        own = zip(self.places.items(), totals, shapes, strict=True)
+        return {place: g.finish(tf.reshape(part, shape)) for (place, g), part, shape in own}
+
+
+def _parts(gradients, bound) -> list[_Part]:
+    """Puts small gradients that are written out side by side, because a network has many of them."""
+    if bound.whole_gradients:
+        gradients = [None if g is None else g.instantiated() for g in gradients]
+    layers = bound.layers or [0] * len(gradients)
+    parts, small = [], collections.defaultdict(dict)
+    for place, (gradient, layer) in enumerate(zip(gradients, layers, strict=True)):
+        if gradient is None:
+            continue
+        if bound.whole_gradients or not _is_small(gradient):
+            parts.append(_Part(gradient, layer, {place: gradient}))
+        else:
+            small[layer][place] = gradient
+    for layer, places in small.items():
+        own = [*places.values()]
+        together = own[0] if len(own) == 1 else Instantiated(tf.concat([g.flat() for g in own], 1))
+        parts.append(_Part(together, layer, places))
+    return parts
+
+
+def _is_small(gradient):
+    if not isinstance(gradient, Instantiated):
+        return False
+    return gradient.values.shape[1:].num_elements() <= _SMALL
+
+
+def _square_norms(parts, bound, rows):
+    """Returns float32 [rows, layers of the bound]; `rows` is any tensor [rows]."""
+    by_layer = [[] for _ in range(max(bound.layers, default=0) + 1)]
+    for part in parts:
+        by_layer[part.layer].append(part.gradient.square_norms())
     absent = tf.zeros(tf.shape(rows))
-    return tf.stack([absent if g is None else g.square_norms() for g in gradients], axis=1)
+    return tf.stack([tf.add_n(own) if own else absent for own in by_layer], axis=1)
 
 
-def _kept(gradients, keep, unless=False):
+def _kept(parts, keep, unless=False):
     """Sets rows to zero where `keep` (bool [rows]) is False.
 
     Args:
-        gradients: as in `bounded`.
+        parts: as from `_parts`.
         keep: bool [rows].
         unless: if True, nothing is done; a bool, or a scalar tensor.
     """
-    parts = [[] if g is None else g.factors() for g in gradients]
+    found = [part.gradient.factors() for part in parts]
 
     def cleared():
-        return [[] if g is None else g.kept_factors(keep) for g in gradients]
+        return [part.gradient.kept_factors(keep) for part in parts]
 
-    parts = cleared() if unless is False else tf.cond(unless, lambda: parts, cleared)
+    found = cleared() if unless is False else tf.cond(unless, lambda: found, cleared)
     return [
-        None if g is None else g.with_factors(factors)
-        for g, factors in zip(gradients, parts, strict=True)
+        part.with_gradient(part.gradient.with_factors(factors))
+        for part, factors in zip(parts, found, strict=True)
     ]
 
 
-def _sums(gradients, variables, bound, square_norms, present, microbatch_size):
+def _sums(parts, variables, bound, square_norms, present, microbatch_size):
     """Bounds the gradients of rows, or of microbatches, and sums them.
 
     Args:
-        gradients, variables, bound, microbatch_size: as in `bounded`; all gradients are finite.
-        square_norms: float32 [rows, variables].
+        parts: from `_parts`; all gradients are finite.
+        variables, bound, microbatch_size: as in `bounded`.
+        square_norms: float32 [rows, layers].
         present: bool [rows]: which of them count.
 
     Returns:
@@ -110,23 +173,21 @@ def _sums(gradients, variables, bound, square_norms, present, microbatch_size):
     """
     norms = tf.sqrt(tf.reduce_sum(square_norms, axis=1))
     if bound.whole_gradients:
-        sums, shortened = _sums_of_whole(
-            gradients, variables, bound, norms, present, microbatch_size
-        )
+        sums, shortened = _sums_of_whole(parts, variables, bound, norms, present, microbatch_size)
         return sums, norms, tf.cast(shortened & present, tf.float32)
     scales = bound.scales(square_norms)
     scales = tf.where(present[:, tf.newaxis], scales, 0.0)
     weights = scales / microbatch_size if microbatch_size > 1 else scales
-    weights = tf.unstack(weights, num=len(gradients), axis=1)
-    sums = [
-        tf.zeros(v.shape) if g is None else g.weighted_sum(w)
-        for v, g, w in zip(variables, gradients, weights, strict=True)
-    ]
+    weights = tf.unstack(weights, num=max(bound.layers, default=0) + 1, axis=1)
+    sums = {}
+    for part in parts:
+        sums |= part.sums(weights[part.layer])
+    sums = [sums[k] if k in sums else tf.zeros(v.shape) for k, v in enumerate(variables)]
     clipped = tf.reduce_any(scales < 1.0, axis=1) & present
     return sums, norms, tf.cast(clipped, tf.float32)
 
 
-def _sums_of_whole(gradients, variables, bound, norms, present, microbatch_size):
+def _sums_of_whole(parts, variables, bound, norms, present, microbatch_size):
     """Bounds and sums whole gradients, with all variables of a row side by side.
 
     Returns:
@@ -134,12 +195,14 @@ def _sums_of_whole(gradients, variables, bound, norms, present, microbatch_size)
     """
     present = tf.cast(present, tf.float32)
     sizes = [v.shape.num_elements() for v in variables]
+    known = {place: part.gradient for part in parts for place in part.places}
+    gradients = [known.get(place) for place in range(len(variables))]
     # The entries of a variable may be in any order here; `finish` puts their sums in order.
-    parts = [
+    rows = [
         tf.zeros([tf.size(present), size]) if g is None else tf.reshape(g.values, [-1, size])
         for size, g in zip(sizes, gradients, strict=True)
     ]
-    rows = tf.concat(parts, axis=1)
+    rows = tf.concat(rows, axis=1)
     if microbatch_size > 1:
         rows /= microbatch_size
     rows = bound.bounded(rows)
