@@ -49,8 +49,7 @@ def audit_experiment(
         verbose: as in `keras.Model.fit`.
 
     Raises:
-        ValueError: the experiment has no privacy to audit, has its noise from a seed, or an argument
-            is not in its range.
+        ValueError: the experiment has no privacy to audit, or an argument is not in its range.
 
     Example:
         >>> from tfdp.experiments import Experiment, audit_experiment
@@ -64,13 +63,7 @@ def audit_experiment(
     if not experiment.private:
         raise ValueError(
             "Expected an experiment with a private mechanism. Received mechanism='none', which states "
-            "no epsilon that an audit could refute. To see what an attacker gets from its model: "
-            "python -m tfdp.auditing membership --mechanism=none"
-        )
-    if experiment.insecure_seed is not None and runs > 1:
-        raise ValueError(
-            "Expected insecure_seed to be unset for an audit of several trainings: all would have the "
-            "same noise. Received insecure_seed and runs > 1."
+            "no epsilon to refute. Its model can be attacked: python -m tfdp.auditing membership"
         )
 
     def train(world):
@@ -112,16 +105,11 @@ def attack_experiment(
         >>> found.models, 0.2 < found.attacks["lira"].auc < 0.8
         (4, True)
     """
-    dataset, _ = network.load(experiment)
+    dataset = network.load(experiment)
     if not 1 <= examples <= len(dataset.y_train):
         raise ValueError(
             f"Expected examples to be in [1, {len(dataset.y_train)}], the training examples of "
             f"{experiment.dataset}. Received {examples}."
-        )
-    if experiment.insecure_seed is not None:
-        raise ValueError(
-            "Expected insecure_seed to be unset: all models would have the same noise. Received "
-            f"{experiment.insecure_seed}."
         )
     random = np.random.default_rng([int.from_bytes(b"examples"), seed])
     rows = random.choice(len(dataset.y_train), examples, replace=False)

@@ -4,14 +4,13 @@ This module imports neither TensorFlow nor Keras.
 """
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfdp._validate import did_you_mean
 from tfdp.accounting.mechanisms.none import NoMechanism
 from tfdp.accounting.mechanisms.registry import mechanism_class, mechanism_names
-from tfdp.data.datasets import check_name, input_shape, kind_of
+from tfdp.data.datasets import check_name, kind_of
 from tfdp.experiments.public_data import PUBLIC
 from tfdp.models import MODELS as ARCHITECTURES
 from tfdp.models import PRIVATE_BATCH
@@ -20,15 +19,10 @@ if TYPE_CHECKING:
     from tfdp.experiments.settings import Experiment
 
 NONE = NoMechanism.name
-# The number of training examples, where it is known before the data are read.
-EMBEDDED = {"digits": 1437}
-# The embeddings that are drawn at random; any other value of --embeddings is the path of a file.
-DRAWN_EMBEDDINGS = ("trained", "frozen")
-# The networks for images, for rows of text, and for texts, with the one length of the vectors of words
-# that fits.
+# The networks for images, for rows of text, and for texts.
 MODELS = tuple(name for name, known in ARCHITECTURES.items() if not known.takes_tokens)
 TEXT_MODELS = ("tutorial_lstm",)
-WORD_MODELS: dict[str, int | None] = {"bilstm": None, "bilstm_dl": None, "transformer": 64}
+WORD_MODELS = ("bilstm", "bilstm_dl", "transformer")
 
 
 class Need(NamedTuple):
@@ -64,7 +58,6 @@ class Setting:
         group: the heading of --help that begins with this setting; None continues the last one.
         choices: the allowed values, or a function that returns them; None allows any value.
         interval: the allowed numbers, such as "(0, 1)"; None allows all above 0.
-        own: whether only mechanisms that name it in their `settings` use the setting.
         needs: conditions on other settings, without which the setting has no effect.
         rival: the setting that this one replaces, as `steps` replaces `epochs`.
         recorded: whether the setting is written into run.json.
@@ -77,7 +70,6 @@ class Setting:
     group: str | None = None
     choices: tuple[str, ...] | Callable[[], tuple[str, ...]] | None = None
     interval: str | None = None
-    own: bool = False
     needs: tuple[Need, ...] = ()
     rival: str | None = None
     recorded: bool = True
@@ -125,82 +117,32 @@ def _is_within(value: float | None, interval: str) -> bool:
     return value is not None and (low < value < high or includes_low)
 
 
-def interval(text: str) -> tuple[int | None, float]:
-    """Returns how often a state is written: a number of steps, or None, and a number of seconds.
-
-    Args:
-        text: a number of steps, or a time such as "30s", "5m" or "1h".
-
-    Raises:
-        ValueError: the text is neither.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)|([1-9]\d*)", text.strip())
-    if not found:
-        raise ValueError(
-            "Expected --checkpoint_every to be a number of steps, such as 500, or a time, such as 30s, "
-            f"5m or 1h. Received {text!r}."
-        )
-    number, unit, steps = found.groups()
-    if steps is not None:
-        return int(steps), 0.0
-    return None, float(number) * {"s": 1, "m": 60, "h": 3600}[unit]
-
-
 def check_together(experiment: "Experiment") -> None:
     """Raises ValueError if valid settings do not fit together.
 
     Here is what would cost a download, or what the rest of tfdp does not refuse by itself.
     """
     check_name(experiment.dataset)
-    if experiment.dataset in EMBEDDED:
-        check_number(experiment, EMBEDDED[experiment.dataset])
     check_model(experiment, kind_of(experiment.dataset))
-    _check_public_data(experiment)
-    _check_running_statistics(experiment)
-
-
-def check_number(experiment: "Experiment", num_examples: int) -> None:
-    """Raises ValueError if a lot is larger than the training data."""
-    if not experiment.batch_size <= num_examples:
+    public = experiment.public_data or PUBLIC.get(experiment.dataset)
+    if experiment.private and experiment.takes_public_data and experiment.dataset == public:
         raise ValueError(
-            f"Expected --batch_size to be at most the number of training examples, {num_examples:,}. "
-            f"Received {experiment.batch_size:,}."
+            f"--dataset={public} cannot be private and public at once. Use --public_data=strokes, or "
+            "--normalization=layer."
+        )
+    averages = experiment.optimizer == "sgd" and not experiment.momentum
+    if experiment.normalization == PRIVATE_BATCH and not averages:
+        raise ValueError(
+            f"--normalization={PRIVATE_BATCH} needs --optimizer=sgd --momentum=0: only then are its "
+            "running statistics moving averages. Pass them, or use --normalization=layer."
         )
 
 
 def check_model(experiment: "Experiment", kind: str | None) -> None:
-    """Raises ValueError if the network does not take such examples, as far as they are known."""
-    dataset = experiment.dataset
+    """Raises ValueError if the network does not take examples of a kind; None accepts any."""
     fitting = {"images": MODELS, "rows": TEXT_MODELS, "texts": WORD_MODELS}.get(kind)
     if fitting is not None and experiment.model not in fitting:
         raise ValueError(
-            f"--model={experiment.model} does not fit --dataset={dataset}, whose examples are {kind}. "
-            f"Use --model={' or '.join(fitting)}."
-        )
-    smallest = ARCHITECTURES[experiment.model].smallest_image
-    shape = input_shape(dataset) if kind == "images" else None
-    if smallest and shape and min(shape[:2]) < smallest:
-        raise ValueError(
-            f"--model={experiment.model} needs images of at least {smallest}x{smallest} pixels. "
-            f"--dataset={dataset} has {shape[0]}x{shape[1]}."
-        )
-
-
-def _check_public_data(experiment: "Experiment") -> None:
-    dataset = experiment.dataset
-    if not (experiment.private and experiment.takes_public_data):
-        return
-    if dataset == (experiment.public_data or PUBLIC.get(dataset)):
-        raise ValueError(
-            f"--dataset={dataset} cannot be private and public at once. Use --public_data=strokes, or "
-            "--normalization=layer."
-        )
-
-
-def _check_running_statistics(experiment: "Experiment") -> None:
-    plain = experiment.optimizer == "sgd" and not experiment.momentum
-    if experiment.normalization == PRIVATE_BATCH and not plain:
-        raise ValueError(
-            f"--normalization={PRIVATE_BATCH} needs --optimizer=sgd --momentum=0: only then are its "
-            "running statistics moving averages. Pass them, or use --normalization=layer."
+            f"--model={experiment.model} does not fit --dataset={experiment.dataset}, whose examples "
+            f"are {kind}. Use --model={' or '.join(fitting)}."
         )
