@@ -196,7 +196,7 @@ def test_a_sweep_trains_what_can_be_trained_and_nothing_twice(tmp_path, script, 
     [
         (["--epsilon=nan"], "--epsilon"),
         (["--delta=1.5"], "--delta"),
-        (["--batch_size=5000"], "1,437"),
+        (["--batch_size=5000"], "1437"),
         (["--mechanism=dpsdg"], "'dpsgd'"),
         (["--epsilonn=2"], "Did you mean: epsilon"),
         (["epsilon=2"], "flags only"),

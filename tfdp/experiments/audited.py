@@ -27,15 +27,7 @@ FILES = ("audit.json", "audit.png")
 
 
 def audit_experiment(
-    experiment: Experiment,
-    *,
-    canaries: int = 500,
-    runs: int = 1,
-    guesses: int | None = None,
-    observe: str = "every",
-    confidence: float = 0.95,
-    seed: int = 0,
-    verbose: int | str = 0,
+    experiment: Experiment, *, canaries: int = 500, verbose: int | str = 0, **options
 ) -> Audit:
     """Trains an experiment with canaries and returns the audit.
 
@@ -45,8 +37,8 @@ def audit_experiment(
     Args:
         experiment: the settings.
         canaries: number of canaries.
-        runs, guesses, observe, confidence, seed: as in `tfdp.auditing.audit`.
         verbose: as in `keras.Model.fit`.
+        options: arguments of `tfdp.auditing.audit`, such as `runs`, `observe` and `confidence`.
 
     Raises:
         ValueError: the experiment has no privacy to audit, or an argument is not in its range.
@@ -74,11 +66,7 @@ def audit_experiment(
         DiracCanaries(canaries),
         delta=experiment.delta,
         adjacency=experiment.adjacency,
-        runs=runs,
-        guesses=guesses,
-        observe=observe,
-        confidence=confidence,
-        seed=seed,
+        **options,
     )
 
 

@@ -152,14 +152,10 @@ def _prepare(experiment, world) -> _Task:
     """Loads the data, builds the network and makes the lots."""
     dataset, sample_weight = network.load(experiment), None
     if world is not None:
-        dataset, sample_weight = _with_canaries(dataset, world)
-    number = len(dataset.y_train)
-    if not experiment.batch_size <= number:
-        raise ValueError(
-            f"Expected --batch_size to be at most the number of training examples, {number:,}. "
-            f"Received {experiment.batch_size:,}."
-        )
-    experiment = complete(experiment, number)
+        x, y, *weight = world.data(dataset.x_train, dataset.y_train)
+        x_test, sample_weight = world.inputs(dataset.x_test), weight[0] if weight else None
+        dataset = dataclasses.replace(dataset, x_train=x, y_train=y, x_test=x_test)
+    experiment = complete(experiment, len(dataset.y_train))
     model, notes = network.build(experiment, dataset)
     lots = data.make_lots(
         experiment.sampling,
@@ -275,14 +271,6 @@ def _evaluate(task, planned, epochs, seconds) -> Result:
         curve=curve_of(epochs),
         notes=task.notes,
     )
-
-
-def _with_canaries(dataset, world):
-    """The data set with the canaries among its training examples, and the weights of these or None."""
-    x, y, *weight = world.data(dataset.x_train, dataset.y_train)
-    x_test = world.inputs(dataset.x_test)
-    dataset = dataclasses.replace(dataset, x_train=x, y_train=y, x_test=x_test)
-    return dataset, weight[0] if weight else None
 
 
 def _train_data(task):
