@@ -408,9 +408,8 @@ def _download(builder, host: str) -> None:
         cause = " ".join(f"{type(error).__name__}: {error}".split())
         raise DataUnavailable(
             f"The dataset {builder.name!r} is not prepared in {builder.data_dir} and could not be "
-            f"downloaded ({cause}): name a folder that holds it with "
-            "--data_dir or the environment variable TFDS_DATA_DIR, or use the embedded default "
-            "--dataset=digits."
+            f"downloaded ({cause}): name a folder that holds it with the environment variable "
+            "TFDS_DATA_DIR, or use the embedded default --dataset=digits."
         ) from error
 
 
@@ -439,7 +438,7 @@ def _probe(host: str) -> None:
 def _no_split(name: str, split: str, splits, where) -> DataUnavailable:
     return DataUnavailable(
         f"The dataset {name!r} in {where} has no split {split!r} (it has: "
-        f"{', '.join(sorted(splits))}): name a folder that holds it with --data_dir or the "
+        f"{', '.join(sorted(splits))}): name a folder that holds it with the "
         "environment variable TFDS_DATA_DIR, take splits that are there with --train_split and "
         "--test_split, or use the embedded default --dataset=digits."
     )

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfdp._validate import did_you_mean
 from tfdp.accounting.mechanisms.none import NoMechanism
-from tfdp.accounting.mechanisms.registry import mechanism_class, mechanism_names
 from tfdp.data.datasets import check_name, kind_of
 from tfdp.experiments.public_data import PUBLIC
 from tfdp.models import MODELS as ARCHITECTURES
@@ -31,21 +30,15 @@ class Need(NamedTuple):
     Attributes:
         name: the other setting.
         accepts: the values with which the condition is met, or a function that tells them.
-        said: the condition in words; "" lists the values.
     """
 
     name: str
     accepts: tuple[Any, ...] | Callable[[Any], bool]
-    said: str = ""
 
     def is_met(self, values: Mapping[str, Any]) -> bool:
         """Whether the other setting has a value with which the setting is used."""
         found = values[self.name]
         return self.accepts(found) if callable(self.accepts) else found in self.accepts
-
-    def words(self) -> str:
-        """The condition in words, such as "--optimizer=sgd"."""
-        return self.said or " or ".join(f"--{self.name}={v}" for v in self.accepts if v is not None)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,16 +92,6 @@ class Setting:
     def unmet(self, values: Mapping[str, Any]) -> Need | None:
         """Returns why the setting has no effect beside other values; None if it has one."""
         return next((need for need in self.needs if not need.is_met(values)), None)
-
-
-def own_setting(name: str) -> Need:
-    """Returns the condition that the mechanism names a setting in its `settings`."""
-    having = (m for m in mechanism_names() if name in mechanism_class(m).settings)
-    return Need(
-        "mechanism",
-        lambda mechanism: name in mechanism_class(mechanism).settings,
-        " or ".join(f"--mechanism={m}" for m in having),
-    )
 
 
 def _is_within(value: float | None, interval: str) -> bool:

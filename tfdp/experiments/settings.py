@@ -9,6 +9,7 @@ This module imports neither TensorFlow nor Keras.
 """
 
 import dataclasses
+import functools
 import shlex
 import typing
 
@@ -18,14 +19,7 @@ from tfdp.accounting.mechanisms.registry import USUAL_MECHANISM, mechanism_class
 from tfdp.accounting.numerics.noise_families import FAMILIES
 from tfdp.accounting.strategies import OBJECTIVES, STRATEGIES
 from tfdp.data.datasets import DATASETS
-from tfdp.experiments.rules import (
-    NONE,
-    WORD_MODELS,
-    Need,
-    Setting,
-    check_together,
-    own_setting,
-)
+from tfdp.experiments.rules import NONE, WORD_MODELS, Need, Setting, check_together
 from tfdp.models import MODELS, NORMALIZATIONS, PRIVATE_BATCH
 
 ACTIVATIONS = ("relu", "tanh", "elu", "gelu", "leaky_relu", "selu", "sigmoid", "silu", "softplus")
@@ -33,24 +27,16 @@ ACTIVATIONS = ("relu", "tanh", "elu", "gelu", "leaky_relu", "selu", "sigmoid", "
 USUAL_EPSILON = 2.0
 # The interval of a setting that declares none.
 _POSITIVE = {float: "(0, inf)", int: "[1, inf)"}
-_PRIVATE = Need("mechanism", lambda name: name != NONE, "a private mechanism")
-_RULE = Need(
-    "mechanism",
-    lambda name: mechanism_class(name).update_rules != "own",
-    "a mechanism whose paper leaves the update rule open",
-)
+_PRIVATE = Need("mechanism", lambda name: name != NONE)
+_RULE = Need("mechanism", lambda name: mechanism_class(name).update_rules != "own")
 _BATCH = Need("normalization", ("batch",))
 _NOT_PRIVATE = Need("mechanism", (NONE,))
-_WEIGHT_NOISE = Need("weight_noise", bool, "--weight_noise above 0")
+_WEIGHT_NOISE = Need("weight_noise", bool)
 _SGD = Need("optimizer", ("sgd",))
-_NO_NORMALIZATION = Need(
-    "model",
-    tuple(name for name, known in MODELS.items() if known.normalizations != ("none",)),
-    "a --model without a normalization of its own",
-)
-_SCALED = Need("model", tuple(name for name, known in MODELS.items() if known.scales))
-_WORDS = Need("model", tuple(WORD_MODELS))
-_LOADED = Need("dataset", lambda name: name != "digits", "a dataset of tensorflow_datasets")
+_NO_NORMALIZATION = Need("model", lambda name: MODELS[name].normalizations != ("none",))
+_SCALED = Need("model", lambda name: MODELS[name].scales)
+_WORDS = Need("model", WORD_MODELS)
+_LOADED = Need("dataset", lambda name: name != "digits")
 
 
 def setting(help: str, default=None, **known) -> typing.Any:
@@ -349,8 +335,7 @@ class Experiment:
         for name, known in SETTINGS.items():
             if values[name] != known.default and (need := known.unmet(values)):
                 raise ValueError(
-                    f"--{name} has no effect with --{need.name}={values[need.name]}: it needs "
-                    f"{need.words()}. Leave --{name} out."
+                    f"--{name} has no effect with --{need.name}={values[need.name]}. Leave it out."
                 )
         check_together(self)
         if self.private and self.epsilon is None and self.noise_multiplier is None:
@@ -367,11 +352,15 @@ def flag_of(name: str, value) -> str:
     return f"--{name}={value:g}" if short else f"--{name}={value}"
 
 
+def _belongs(name: str, mechanism: str) -> bool:
+    return name in mechanism_class(mechanism).settings
+
+
 def _settings() -> dict[str, Setting]:
     group, known = None, {}
     own = {name for each in mechanism_names() for name in mechanism_class(each).settings}
     for field in dataclasses.fields(Experiment):
-        declared = field.metadata["setting"]
+        declared, of = field.metadata["setting"], functools.partial(_belongs, field.name)
         kind = (typing.get_args(field.type) or (field.type,))[0]  # float of "float | None"
         group = declared.group or group
         known[field.name] = dataclasses.replace(
@@ -380,7 +369,7 @@ def _settings() -> dict[str, Setting]:
             group=group,
             kind=kind,
             interval=declared.interval or _POSITIVE.get(kind),
-            needs=(*([own_setting(field.name)] if field.name in own else []), *declared.needs),
+            needs=(*([Need("mechanism", of)] if field.name in own else []), *declared.needs),
         )
     return known
 
