@@ -50,7 +50,6 @@ class Dataset:
         input_shape: shape of one example; () for texts.
         source: where the data comes from.
         preprocessing: one sentence that describes the preprocessing.
-        x_validation, y_validation: training examples that are held out; None without some.
 
     Example:
         >>> import tfdp
@@ -70,8 +69,6 @@ class Dataset:
     input_shape: tuple[int, ...]
     source: str
     preprocessing: str
-    x_validation: np.ndarray | None = None
-    y_validation: np.ndarray | None = None
 
 
 DATASETS: dict[str, Spec | None] = {
