@@ -38,7 +38,6 @@ FAST = (
     "experiments/test_report.py",
     "experiments/test_run_folder.py",
     "experiments/test_settings.py",
-    "experiments/test_vocabulary.py",
     "gradients/test_bounds.py",
     "gradients/test_forward.py",
     "noise/test_gaussian.py",

@@ -32,9 +32,6 @@ TRIALS = {
         "--mechanism=dpsgd", "--clipping=adaptive",
     ],
     "dpsgd, public batch normalization": ["--mechanism=dpsgd", "--normalization=batch"],
-    "dpsgd, early stopping": [
-        "--mechanism=dpsgd", "--validation_split=0.2", "--patience=100", "--steps=4000",
-    ],
     # The accounting of these is slow for many steps, so they take few long ones.
     "si_dpsgd": ["--mechanism=si_dpsgd", "--learning_rate=0.01", *LONG],
     "matrix, fixed order": ["--mechanism=matrix", "--sampling=cyclic", *LONG],
@@ -155,7 +152,7 @@ def main():
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--window", type=float, default=4.0)
     parser.add_argument("--steps", type=int, default=60_000)
-    parser.add_argument("--every", default="1s")
+    parser.add_argument("--every", type=int, default=1000)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--mechanisms", help="names of trials that contain one of these words")
     parser.add_argument("--out", required=True)

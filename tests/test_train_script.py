@@ -78,7 +78,6 @@ def test_the_main_job_keeps_its_proven_budget_and_learns(tmp_path, script, capfd
     )  # fmt: skip
     assert record["test_accuracy"] > 0.75  # chance is 0.10; ten runs lay between 0.83 and 0.88
     assert f"{100 * record['test_accuracy']:.2f}%" in output
-    assert "Try: python train.py --mechanism=dpsgd --epsilon=2" in output
     epochs = [line for line in output.splitlines() if "loss: " in line]
     assert len(epochs) == 2 and all(" epsilon: " in line for line in epochs)
     assert "\x1b" not in output
@@ -144,7 +143,7 @@ def test_a_seed_of_the_noise_proves_nothing_and_is_written_nowhere(tmp_path, scr
     assert "987654321" not in (folder / "run.json").read_text()
     card = (folder / "model_card.md").read_text()
     assert "987654321" not in card
-    assert "python train.py --mechanism=si_dpsgd --noise_multiplier=1 --learning_rate=0.25" in card
+    assert "python train.py --flagfile=/dev/null --mechanism=si_dpsgd" in card
 
 
 RECIPES = [
@@ -197,7 +196,7 @@ def test_a_sweep_trains_what_can_be_trained_and_nothing_twice(tmp_path, script, 
     [
         (["--epsilon=nan"], "--epsilon"),
         (["--delta=1.5"], "--delta"),
-        (["--batch_size=5000"], "1,437"),
+        (["--batch_size=5000"], "1437"),
         (["--mechanism=dpsdg"], "'dpsgd'"),
         (["--epsilonn=2"], "Did you mean: epsilon"),
         (["epsilon=2"], "flags only"),
@@ -250,14 +249,14 @@ def test_a_result_is_replaced_by_a_whole_one_with_overwrite_only(tmp_path, capsy
     # Weights that were trained on the same data without privacy are no start of a private training.
     private = ["--mechanism=dpsgd", f"--initial_weights={folder / 'model.keras'}"]
     assert call(script, *private, f"--model_dir={tmp_path / 's'}") == 2
-    assert "without privacy" in capsys.readouterr().err and names(tmp_path) == ["r"]
+    assert "trained on digits" in capsys.readouterr().err and names(tmp_path) == ["r"]
 
 
 def test_without_a_folder_every_run_gets_a_new_one(tmp_path, script, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for _ in range(2):
-        assert call(script, *ONE_STEP) == 0
-    assert names(tmp_path / "runs") == ["digits_none_001", "digits_none_002"]
+    assert call(script, *ONE_STEP) == 0
+    (name,) = names(tmp_path / "runs")
+    assert name.startswith("digits_none_20")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import pytest
 from absl import flags
 
 from tfdp.accounting import mechanism_names
-from tfdp.experiments import SETTINGS, Experiment, command
+from tfdp.experiments import Experiment, command
+from tfdp.experiments.settings import SETTINGS, flag_of
 
 RECIPES = command.RECIPES
 
@@ -37,7 +38,7 @@ def test_flags_are_the_fields():
         assert values[name].default == known.default and known.help in values[name].help
     assert set(values_of("--steps=3", sweeps=False)) == set(SETTINGS)
     (point,) = command.points(["audit", "--steps=3", "--canaries", "7", "membership"])
-    assert point.experiment.steps == 3 and point.command == "python train.py --steps=3"
+    assert point.experiment.steps == 3
 
 
 def test_help_has_every_flag_under_its_group(capsys):
@@ -48,7 +49,7 @@ def test_help_has_every_flag_under_its_group(capsys):
     assert places == sorted(places)
     for name, known in SETTINGS.items():
         assert f"\n  --{'[no]' if known.kind is bool else ''}{name}:" in text
-    for word in (*mechanism_names(), "kmnist", "cifar_tutorial", "softsign"):
+    for word in (*mechanism_names(), "kmnist", "cifar_tutorial", "softplus"):
         assert word in text
 
 
@@ -78,10 +79,7 @@ def test_an_epsilon_is_taken_where_nothing_says_how_much_noise():
         one("--noise_multiplier=1", "--epsilon=2")
 
 
-def test_a_recipe_with_something_else_is_refused(tmp_path):
-    (tmp_path / "digits_dpsgd.cfg").write_text("--sweep=seed=1,2\n")
-    with pytest.raises(ValueError, match="digits_dpsgd"):
-        one(recipes=tmp_path)
+def test_a_wrong_recipe_is_refused(tmp_path):
     (tmp_path / "digits_dpsgd.cfg").write_text("--steps=many\n")
     with pytest.raises(ValueError, match="--steps=many"):
         one(recipes=tmp_path)
@@ -114,7 +112,7 @@ def test_what_is_typed_wins_over_the_sweep_of_a_flag_file(tmp_path):
     assert [point.name for point in swept][:2] == [
         "learning_rate=0.5,epsilon=7,seed=4", "learning_rate=0.5,epsilon=7,seed=5",
     ]  # fmt: skip
-    assert len(swept) == 8 and one(f"--flagfile={file}", *swept[3].command.split()[3:]).steps == 6
+    assert len(swept) == 8 and {point.experiment.steps for point in swept} == {6}
 
 
 def test_a_point_has_a_name_for_its_folder():
@@ -137,6 +135,7 @@ def test_what_has_no_effect_beside_what_is_typed_is_left_out_of_a_recipe():
     [
         (["--steps=1", "--epochs=1"], "both"),
         (["--flagfile=nowhere.cfg"], "nowhere.cfg"),
+        (["--initial_weights=nowhere.keras"], "nowhere.keras"),
         (["--dataset=minst"], "'mnist'"),
         (["--epsilonn=1"], "Did you mean: epsilon"),
         (["--zzz"], "zzz"),
@@ -155,7 +154,6 @@ def test_wrong_flags_are_refused_in_one_line(arguments, fact):
 def test_a_point_says_where_its_settings_come_from():
     (point,) = points("--mechanism=matrix", "--steps=9")
     assert point.read == (str(RECIPES / "digits_matrix.cfg"),)
-    assert point.command == "python train.py --mechanism=matrix --steps=9"
     path = str(RECIPES / "digits_none.cfg")
     assert points(f"--flagfile={path}")[0].read == (path,)
     assert points("--dataset=kmnist")[0].read == ()
@@ -167,7 +165,7 @@ def test_flag_files_of_the_package_are_found_anywhere(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["/usr/bin/tfdp-train"])
     (point,) = points("--flagfile", "flags/tutorial/mnist_cnn_2_epsilon_1.19.cfg")
     assert point.experiment.noise_multiplier == 1.3
-    assert point.command == "tfdp-train --flagfile=flags/tutorial/mnist_cnn_2_epsilon_1.19.cfg"
+    assert point.command.startswith("tfdp-train --flagfile=/dev/null --noise_multiplier=1.3 ")
 
 
 def test_a_command_holds_no_seed_of_the_noise():
@@ -181,8 +179,6 @@ def test_each_point_has_the_recipe_of_its_mechanism():
     assert dpsgd.experiment == one("--mechanism=dpsgd", "--learning_rate=3")
     assert matrix.experiment == one("--mechanism=matrix", "--learning_rate=3")
     assert dpsgd.name == "mechanism=dpsgd"
-    assert command.common_name([dpsgd, matrix]) == "digits_sweep"
-    assert command.common_name([dpsgd]) == "digits_dpsgd"
     # Beside a swept value, what has no effect is left out, and so is its rival in the recipe.
     none, si = points("--sweep=mechanism=none,si_dpsgd", "--noise_multiplier=3", "--release=theta")
     assert (none.experiment.noise_multiplier, none.experiment.release) == (None, None)
@@ -194,7 +190,6 @@ def test_each_point_has_the_recipe_of_its_mechanism():
     [
         (["--sweep=magic=1"], "magic"),
         (["--sweep=insecure_seed=1,2"], "insecure_seed"),
-        (["--sweep=data_dir=a,b"], "data_dir"),
         (["--sweep=epsilon=1,two"], "'two'"),
         (["--sweep=epsilom=1,2"], "'epsilon'"),
         (["--sweep=steps=1,1.5"], "steps=1.5"),
@@ -215,7 +210,7 @@ def test_a_wrong_sweep_is_refused(arguments, fact):
 
 def test_a_flag_file_says_only_what_differs_from_the_defaults():
     for path in RECIPES.parent.rglob("*.cfg"):
-        defaults = {command.flag_of(n, k.default) for n, k in SETTINGS.items()} | {"--epsilon=2"}
+        defaults = {flag_of(n, k.default) for n, k in SETTINGS.items()} | {"--epsilon=2"}
         assert not defaults & {*path.read_text().splitlines()}, path
 
 
@@ -238,12 +233,3 @@ def test_every_flag_file_describes_experiments(path, tmp_path, monkeypatch):
         chosen = [f"--{name}={text}" for name, text in point.values.items()]
         assert one(f"--flagfile={path}", *chosen) == point.experiment
         assert one(*shlex.split(point.command)[2:]) == point.experiment
-
-
-@pytest.mark.parametrize("name", ["data_dir", "embeddings", "initial_weights"])
-def test_a_file_or_folder_that_is_named_has_to_be_there(tmp_path, name):
-    path, texts = tmp_path / "file", "--dataset=glue/sst2"
-    with pytest.raises(ValueError, match=str(path)):
-        one(texts, f"--{name}={path}")
-    path.mkdir() if name == "data_dir" else path.touch()
-    assert getattr(one(texts, f"--{name}={path}"), name) == str(path)

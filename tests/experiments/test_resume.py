@@ -5,13 +5,12 @@ import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 from tests.experiments.result_helpers import Crash, after_step, names
 from tfdp.accounting import describe, proven
-from tfdp.experiments import Experiment, ResultError, RunFolder, read_record, run_into
-from tfdp.experiments.rules import interval
+from tfdp.experiments import Experiment, RunFolder, read_record, run_into
+from tfdp.experiments.run_folder import ResultError
 
 STEPS = 8  # lots of 479 out of 1,437 examples: two epochs and two steps
 
@@ -31,7 +30,7 @@ def settings(mechanism="dpsgd", **changes):
 
 def train(folder, of, crash=None, every=2):
     """Runs an experiment, which fails after so many steps."""
-    options = {"verbose": 0, "checkpoint_every": str(every)}
+    options = {"verbose": 0, "checkpoint_every": every}
     with RunFolder(folder, of) as opened:
         if crash is None:
             return run_into(opened, **options)
@@ -89,53 +88,6 @@ def test_a_training_that_has_ended_only_writes_its_result(tmp_path, monkeypatch)
     with after_step(1):  # no step is taken again
         train(tmp_path / "r", settings())
     assert read_record(tmp_path / "r")["steps"] == STEPS
-
-
-def test_early_stopping_of_a_resumed_training_counts_the_planned_steps(tmp_path):
-    # Epochs have two steps of 479 out of 1,006 examples. At such a rate no epoch is better,
-    # and the patience begins anew with the process.
-    of = settings(model="mlp", validation_split=0.3, patience=1, learning_rate=1e-9)
-    train(tmp_path / "r", of, crash=3, every=1)
-    result = train(tmp_path / "r", of, every=1)
-    assert result.restarts == 1
-    assert int(result.model.optimizer.iterations.numpy()) < STEPS
-    assert [run.steps for run in result.model.privacy.ledger.runs] == [STEPS]
-    assert read_record(tmp_path / "r")["steps"] == STEPS
-
-
-def test_a_plain_training_that_stopped_early_only_writes_its_result(tmp_path, monkeypatch):
-    of = settings("none", model="mlp", validation_split=0.3, patience=1, steps=20)
-    with monkeypatch.context() as patch, pytest.raises(ResultError):
-        patch.setattr("tfdp.experiments.saving.export", full)
-        patch.setattr("tfdp.experiments.curves.accuracy_of", lambda *_: 0.5)
-        train(tmp_path / "r", of)
-    with after_step(1):
-        result = train(tmp_path / "r", of)
-    assert read_record(tmp_path / "r")["steps"] == 4 and len(result.history["loss"]) == 2
-
-
-def test_a_plain_state_is_replaced_whole(tmp_path, monkeypatch):
-    """An interruption while the state of the second epoch is written keeps the first state."""
-    of, save = settings("none"), np.savez
-
-    def interrupted(path, about, **arrays):
-        save(path, about=about, **arrays)
-        if '"1"' in about:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(np, "savez", interrupted)
-        train(tmp_path / "r", of)
-    with after_step(6):  # the first epoch is not trained again: there are five steps
-        result = train(tmp_path / "r", of)
-    assert len(result.history["loss"]) == 3 and result.test_accuracy > 0.5
-
-
-def test_states_are_written_by_time_or_by_steps():
-    assert interval("500") == (500, 0.0) and interval("1.5m") == (None, 90.0)
-    for text in ("0", "", "30 minutes", "-5s", "1.5"):
-        with pytest.raises(ValueError, match="--checkpoint_every"):
-            interval(text)
 
 
 @pytest.mark.slow

@@ -50,7 +50,6 @@ class Dataset:
         input_shape: shape of one example; () for texts.
         source: where the data comes from.
         preprocessing: one sentence that describes the preprocessing.
-        x_validation, y_validation: training examples that are held out; None without some.
 
     Example:
         >>> import tfdp
@@ -70,8 +69,6 @@ class Dataset:
     input_shape: tuple[int, ...]
     source: str
     preprocessing: str
-    x_validation: np.ndarray | None = None
-    y_validation: np.ndarray | None = None
 
 
 DATASETS: dict[str, Spec | None] = {
@@ -408,9 +405,8 @@ def _download(builder, host: str) -> None:
         cause = " ".join(f"{type(error).__name__}: {error}".split())
         raise DataUnavailable(
             f"The dataset {builder.name!r} is not prepared in {builder.data_dir} and could not be "
-            f"downloaded ({cause}): name a folder that holds it with "
-            "--data_dir or the environment variable TFDS_DATA_DIR, or use the embedded default "
-            "--dataset=digits."
+            f"downloaded ({cause}): name a folder that holds it with the environment variable "
+            "TFDS_DATA_DIR, or use the embedded default --dataset=digits."
         ) from error
 
 
@@ -439,7 +435,7 @@ def _probe(host: str) -> None:
 def _no_split(name: str, split: str, splits, where) -> DataUnavailable:
     return DataUnavailable(
         f"The dataset {name!r} in {where} has no split {split!r} (it has: "
-        f"{', '.join(sorted(splits))}): name a folder that holds it with --data_dir or the "
+        f"{', '.join(sorted(splits))}): name a folder that holds it with the "
         "environment variable TFDS_DATA_DIR, take splits that are there with --train_split and "
         "--test_split, or use the embedded default --dataset=digits."
     )

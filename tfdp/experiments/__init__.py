@@ -18,13 +18,10 @@ import importlib
 
 _PUBLIC = {
     "Experiment": "settings",
-    "SETTINGS": "settings",
-    "Result": "experiment",
     "run": "experiment",
     "run_into": "saving",
     "attack_experiment": "audited",
     "audit_experiment": "audited",
-    "ResultError": "run_folder",
     "RunFolder": "run_folder",
     "read_record": "run_folder",
 }

@@ -27,15 +27,7 @@ FILES = ("audit.json", "audit.png")
 
 
 def audit_experiment(
-    experiment: Experiment,
-    *,
-    canaries: int = 500,
-    runs: int = 1,
-    guesses: int | None = None,
-    observe: str = "every",
-    confidence: float = 0.95,
-    seed: int = 0,
-    verbose: int | str = 0,
+    experiment: Experiment, *, canaries: int = 500, verbose: int | str = 0, **options
 ) -> Audit:
     """Trains an experiment with canaries and returns the audit.
 
@@ -45,12 +37,11 @@ def audit_experiment(
     Args:
         experiment: the settings.
         canaries: number of canaries.
-        runs, guesses, observe, confidence, seed: as in `tfdp.auditing.audit`.
         verbose: as in `keras.Model.fit`.
+        options: arguments of `tfdp.auditing.audit`, such as `runs`, `observe` and `confidence`.
 
     Raises:
-        ValueError: the experiment has no privacy to audit, has its noise from a seed, or an argument
-            is not in its range.
+        ValueError: the experiment has no privacy to audit, or an argument is not in its range.
 
     Example:
         >>> from tfdp.experiments import Experiment, audit_experiment
@@ -64,13 +55,7 @@ def audit_experiment(
     if not experiment.private:
         raise ValueError(
             "Expected an experiment with a private mechanism. Received mechanism='none', which states "
-            "no epsilon that an audit could refute. To see what an attacker gets from its model: "
-            "python -m tfdp.auditing membership --mechanism=none"
-        )
-    if experiment.insecure_seed is not None and runs > 1:
-        raise ValueError(
-            "Expected insecure_seed to be unset for an audit of several trainings: all would have the "
-            "same noise. Received insecure_seed and runs > 1."
+            "no epsilon to refute. Its model can be attacked: python -m tfdp.auditing membership"
         )
 
     def train(world):
@@ -81,11 +66,7 @@ def audit_experiment(
         DiracCanaries(canaries),
         delta=experiment.delta,
         adjacency=experiment.adjacency,
-        runs=runs,
-        guesses=guesses,
-        observe=observe,
-        confidence=confidence,
-        seed=seed,
+        **options,
     )
 
 
@@ -112,16 +93,11 @@ def attack_experiment(
         >>> found.models, 0.2 < found.attacks["lira"].auc < 0.8
         (4, True)
     """
-    dataset, _ = network.load(experiment)
+    dataset = network.load(experiment)
     if not 1 <= examples <= len(dataset.y_train):
         raise ValueError(
             f"Expected examples to be in [1, {len(dataset.y_train)}], the training examples of "
             f"{experiment.dataset}. Received {examples}."
-        )
-    if experiment.insecure_seed is not None:
-        raise ValueError(
-            "Expected insecure_seed to be unset: all models would have the same noise. Received "
-            f"{experiment.insecure_seed}."
         )
     random = np.random.default_rng([int.from_bytes(b"examples"), seed])
     rows = random.choice(len(dataset.y_train), examples, replace=False)

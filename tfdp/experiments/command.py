@@ -20,12 +20,12 @@ This module imports neither TensorFlow nor Keras.
 import dataclasses
 import functools
 import itertools
-import shlex
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from absl import flags
 
@@ -33,7 +33,6 @@ import tfdp
 from tfdp._validate import did_you_mean
 from tfdp.accounting.mechanisms.registry import mechanism_class, mechanism_names
 from tfdp.experiments.console import command_line
-from tfdp.experiments.files import check
 from tfdp.experiments.rules import NONE
 from tfdp.experiments.settings import SETTINGS, USUAL_EPSILON, Experiment
 
@@ -48,8 +47,6 @@ _DEFINE = {
     float: flags.DEFINE_float,
     str: flags.DEFINE_string,
 }
-
-
 # The words that ask for the help text.
 _HELP = {"--help", "-help", "-h", "-?", "--helpshort"}
 
@@ -63,19 +60,27 @@ class Point:
         values: the swept values as texts, by the names of the settings; empty if the command trains
             only once.
         read: the flag files, or the recipe, that settings were read from.
-        command: the command that makes this training alone, without the folder of its result.
     """
 
     experiment: Experiment
     values: dict[str, str]
     read: tuple[str, ...] = ()
-    command: str | None = None
 
     @property
     def name(self) -> str:
         """The swept values in one text, unique among the points; also the name of the folder."""
         values = ",".join(f"{name}={text}" for name, text in self.values.items())
         return values.replace("/", "-")
+
+    @property
+    def command(self) -> str:
+        """The command that makes this training alone, without the folder of its result."""
+        return command_of(self.experiment)
+
+
+def command_of(experiment: Experiment) -> str:
+    """Returns the command for an experiment, without settings that run.json leaves out."""
+    return f"{command_line()} --flagfile={os.devnull} {experiment}"  # so that no recipe is read
 
 
 def define(flag_values: flags.FlagValues = flags.FLAGS, sweeps: bool = True) -> None:
@@ -139,15 +144,17 @@ def points(argv: Sequence[str], recipes: Path | None = RECIPES) -> list[Point]:
         ValueError: a setting or a sweep is invalid.
     """
     files, words = _split(argv)
-    typed = _source(words)
-    filed = _source(map(_flagfile, files), "In a flag file: ").without(typed)
-    found, swept = [], filed.swept | typed.swept
+    typed, typed_sweeps = _source(words)
+    filed, sweeps = _source(map(_flagfile, files), "In a flag file: ")
+    replaced = {*typed, *typed_sweeps}
+    replaced |= {SETTINGS[name].rival for name in replaced}
+    swept = {name: texts for name, texts in sweeps.items() if name not in replaced} | typed_sweeps
+    found = []
     for row in itertools.product(*swept.values()):  # the first sweep varies slowest
         texts = dict(zip(swept, row, strict=True))
-        varied = _source([f"--{name}={text}" for name, text in texts.items()], "In --sweep: ").fixed
-        values, read = _combined([filed.fixed, typed.fixed, varied], tuple(files), recipes)
-        said = {name: values[name] for name in typed.fixed | varied if name in values}
-        found.append(Point(_experiment(values), texts, read, _command(files, said)))
+        varied, _ = _source([f"--{name}={text}" for name, text in texts.items()], "In --sweep: ")
+        values, read = _combined([filed, typed, varied], files, recipes)
+        found.append(Point(_experiment(values), texts, read))
     return found
 
 
@@ -170,49 +177,16 @@ def override(weaker: Mapping[str, Any], stronger: Mapping[str, Any]) -> dict[str
     return values
 
 
-def flag_of(name: str, value) -> str:
-    """Returns the flag that sets a setting to a value."""
-    if isinstance(value, bool):
-        return f"--{name}" if value else f"--no{name}"
-    short = isinstance(value, float) and float(f"{value:g}") == value
-    return f"--{name}={value:g}" if short else f"--{name}={value}"
-
-
-def common_name(found: Sequence[Point]) -> str:
-    """Returns "<dataset>_<mechanism>", with "sweep" in place of a part that differs by point."""
-    names = []
-    for of in ("dataset", "mechanism"):
-        values = {getattr(point.experiment, of) for point in found}
-        names.append(values.pop() if len(values) == 1 else "sweep")
-    return "_".join(names).replace("/", "-")
-
-
-class _Source(NamedTuple):
-    """What one source sets: values, and the swept values as texts, by the names of settings."""
-
-    fixed: dict[str, Any]
-    swept: dict[str, list[str]]
-
-    def without(self, stronger: "_Source") -> "_Source":
-        """Leaves out what a stronger source sets or sweeps, and the rivals of that."""
-        replaced = {*stronger.fixed, *stronger.swept}
-        replaced |= {SETTINGS[name].rival for name in replaced}
-        return _Source(
-            {name: value for name, value in self.fixed.items() if name not in replaced},
-            {name: texts for name, texts in self.swept.items() if name not in replaced},
-        )
-
-
-def _source(words: Iterable[str], where: str = "", sweeps: bool = True) -> _Source:
-    """Parses the settings and, if `sweeps`, the sweeps among flags; without, refuses other flags."""
+def _source(words: Iterable[str], where: str = "") -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """Returns what flags set: values, and the swept values as texts, by the names of settings."""
     known = flags.FlagValues()
-    define(known, sweeps)
+    define(known)
     try:
-        known(["", *words], known_only=sweeps)
+        known(["", *words], known_only=True)
         fixed = {name: known[name].value for name in SETTINGS if known[name].present}
         for name, value in fixed.items():
             SETTINGS[name].check(value)
-        swept = _swept(known["sweep"].value or ()) if sweeps else {}
+        swept = _swept(known["sweep"].value or ())
         if twice := sorted(fixed.keys() & swept.keys()):
             raise ValueError(f"--{twice[0]} is set and swept. Leave one out.")
         names = fixed.keys() | swept.keys()
@@ -220,7 +194,7 @@ def _source(words: Iterable[str], where: str = "", sweeps: bool = True) -> _Sour
             raise ValueError(f"Expected one of --{' and --'.join(rivals)}. Received both.")
     except (flags.Error, ValueError) as error:
         raise ValueError(f"{where}{error}") from error
-    return _Source(fixed, swept)
+    return fixed, swept
 
 
 def _swept(sweeps: Iterable[str]) -> dict[str, list[str]]:
@@ -255,7 +229,7 @@ def _flagfile(path: str) -> str:
     """Returns the flag for a flag file; `flags/...` is found wherever the command is given."""
     places = (Path(path).expanduser(), FLAG_FILES.parent / path)
     for place in places:
-        if place.is_file():
+        if place.exists() and not place.is_dir():
             return f"--flagfile={place}"
     raise ValueError(f"--flagfile={path} is not a file.")
 
@@ -264,20 +238,13 @@ def _combined(sources, files, recipes) -> tuple[dict[str, Any], tuple[str, ...]]
     """Returns the values that sources set, with those of a recipe, and the files that were read."""
     values = functools.reduce(override, sources)
     if files or recipes is None:
-        return values, files
+        return values, tuple(files)
     complete = _DEFAULTS | values
     path = recipes / f"{complete['dataset']}_{complete['mechanism']}.cfg".replace("/", "-")
     if not path.exists():
         return values, ()
-    recipe = _source([f"--flagfile={path}"], f"In {path}: ", sweeps=False)
-    return functools.reduce(override, [recipe.fixed, *sources]), (str(path),)
-
-
-def _command(files: Sequence[str], said: Mapping[str, Any]) -> str:
-    """Returns a command line that names flag files and values, but none that run.json leaves out."""
-    values = [flag_of(name, value) for name, value in said.items() if SETTINGS[name].recorded]
-    words = [*(f"--flagfile={path}" for path in files), *values]
-    return f"{command_line()} {shlex.join(words)}".strip()
+    recipe, _ = _source([f"--flagfile={path}"], f"In {path}: ")
+    return functools.reduce(override, [recipe, *sources]), (str(path),)
 
 
 def _experiment(values: Mapping[str, Any]) -> Experiment:
@@ -286,6 +253,7 @@ def _experiment(values: Mapping[str, Any]) -> Experiment:
     private = values["mechanism"] != NONE
     if private and values["epsilon"] is None and values["noise_multiplier"] is None:
         values["epsilon"] = USUAL_EPSILON
-    experiment = Experiment(**values)
-    check(experiment)
-    return experiment
+    weights = values["initial_weights"]
+    if weights is not None and not Path(weights).expanduser().is_file():
+        raise ValueError(f"--initial_weights={weights} is not a file. Name one, or leave it out.")
+    return Experiment(**values)

@@ -1,4 +1,4 @@
-"""How a command that trains begins and ends in a terminal or a pipe.
+"""How a command that trains begins and ends in a terminal.
 
 This module imports neither TensorFlow nor Keras.
 """
@@ -10,11 +10,6 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-
-from tfdp._interruptions import SIGNALS
-
-_BROKEN_PIPE = 128 + signal.SIGPIPE  # the exit status that a shell gives
-_NOTHING = "No result was written, and nothing is released."
 
 
 def command_line() -> str:
@@ -35,40 +30,21 @@ def refuse(error: Exception, name: str | None = None) -> int:
 
 
 def guarded(command: Callable[[], object], name: str | None = None) -> None:
-    """Runs a command and exits with its status; an interruption or a closed pipe is no traceback.
+    """Runs a command and exits with its status; Ctrl-C and SIGTERM print one line, no traceback.
 
     Args:
         command: a function that ends with SystemExit or returns an exit status.
         name: as in `refuse`.
     """
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as for a job in the background
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _terminate)
-    status = 0
     try:
-        try:
-            status = command()
-        except SystemExit as end:
-            status = end.code
-        sys.stdout.flush()
+        sys.exit(command())
     except KeyboardInterrupt as interruption:
-        status = interrupted(interruption, name)
-    except BrokenPipeError:
-        # Python flushes stdout once more at its end, which must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = _BROKEN_PIPE
-    sys.exit(status)
-
-
-def interrupted(interruption: KeyboardInterrupt, name: str | None = None) -> int:
-    """Says that the command was interrupted, and what its notes say; returns the exit status."""
-    for number in SIGNALS:  # the next one ends the process without contradicting what is said now
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
-    notes = getattr(interruption, "__notes__", None) or [_NOTHING]
-    said = f"\n{name or command_line().split()[-1]}: interrupted. {' '.join(notes)}"
-    print(said, file=sys.stderr, flush=True)
-    return 128 + (interruption.args or (signal.SIGINT,))[0]
+        notes = getattr(interruption, "__notes__", None)
+        said = " ".join(notes or ["No result was written, and nothing is released."])
+        name = name or command_line().split()[-1]
+        print(f"\n{name}: interrupted. {said}", file=sys.stderr, flush=True)
+        sys.exit(128 + (interruption.args or (signal.SIGINT,))[0])
 
 
 def _terminate(number, frame):

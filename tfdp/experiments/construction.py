@@ -45,9 +45,6 @@ def make_optimizer(
         steps: how many steps the training takes.
         noise_multiplier: the noise multiplier of the mechanism, or one for each step.
             `experiment.noise_multiplier` is not used, because it is None where the noise is calibrated.
-
-    Raises:
-        ValueError: the optimizer of the mechanism does not take the update rule.
     """
     base = type(keras.optimizers.get(experiment.optimizer))
     rate = learning_rate(experiment, lots.steps_per_epoch)
@@ -72,11 +69,6 @@ def make_optimizer(
         offered["seed"] = experiment.seed  # this noise protects nothing, so its seed is public
     taken = _parameters(made)
     if experiment.optimizer != "sgd" and not issubclass(made, base):
-        if "update_rule" not in taken:
-            raise ValueError(
-                f"--mechanism={experiment.mechanism} has an update rule of its own. Expected "
-                f"--optimizer=sgd. Found {experiment.optimizer!r}."
-            )
         offered["update_rule"] = base(learning_rate=rate)
     given = {name: offered[name] for name in taken if offered.get(name) is not None}
     return made(**given)
@@ -106,17 +98,11 @@ def plan(experiment: Experiment, lots, steps: int, model: keras.Model) -> Run:
         lots: the `tfdp.data.Lots` of the training.
         steps: how many steps the training takes.
         model: the built model, private if the experiment is.
-
-    Raises:
-        ValueError: as in `make_optimizer`.
     """
     if not experiment.private:
-        contribution = Contribution(l2_norm_clip=experiment.l2_norm_clip)
+        clip = Contribution(l2_norm_clip=experiment.l2_norm_clip)
         return Run(
-            mechanism=NoMechanism(),
-            sampling=sampling_of(lots),
-            steps=steps,
-            contribution=contribution,
+            mechanism=NoMechanism(), sampling=sampling_of(lots), steps=steps, contribution=clip
         )
     noise = 1.0 if experiment.noise_multiplier is None else experiment.noise_multiplier
     if experiment.noise_decay is not None:

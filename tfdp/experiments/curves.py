@@ -7,17 +7,19 @@ from collections.abc import Mapping
 import keras
 import numpy as np
 
+from tfdp._compat.keras import layers_of
 from tfdp.experiments.settings import Experiment
-from tfdp.experiments.weight_noise import draws
+from tfdp.layers import NoisyWeights
 from tfdp.training.export import plain_copy, values_into
 
-TEST, VALIDATION = "test_accuracy", "val_accuracy"
+TEST = "test_accuracy"
 
 
 def accuracy_of(released: keras.Model, x, y: np.ndarray, experiment: Experiment) -> float:
     """Returns the accuracy of a released model; with weight noise, the mean over several draws."""
     right = total = 0
-    for _ in draws(released, experiment):
+    noisy = [la for la in layers_of(released, itself=True) if isinstance(la, NoisyWeights)]
+    for _ in range(experiment.noise_draws if noisy else 1):
         # In parts, since the logits of every character of a large test split would fill the memory.
         for first in range(0, len(y), 5000):
             part = slice(first, first + 5000)
@@ -25,38 +27,34 @@ def accuracy_of(released: keras.Model, x, y: np.ndarray, experiment: Experiment)
             logits = released.predict(rows, batch_size=500, verbose=0)
             right += np.sum(np.argmax(logits, axis=-1) == y[part])
             total += y[part].size
+        for layer in noisy:
+            layer.advance_noise()
     return float(right / total)
 
 
 class Curve(keras.callbacks.Callback):
-    """Puts the accuracy of the model that would be released now into the logs of an epoch.
+    """Puts the test accuracy of the model that would be released now into the logs of an epoch.
 
     Formal guarantee: the accuracy is a function of weights between two steps, and the proven epsilon of
     every mechanism covers the weights after each step. Epochs in between have NaN.
 
     Args:
-        name: the name of the accuracy.
-        x, y: the examples that it is measured on.
-        experiment: the settings.
-        every: after how many epochs it is measured.
+        x, y: the test examples.
+        experiment: the settings; its `test_every` is the number of epochs between two measurements.
     """
 
-    def __init__(self, name: str, x, y: np.ndarray, experiment: Experiment, every: int = 1):
+    def __init__(self, x, y: np.ndarray, experiment: Experiment):
         super().__init__()
-        self._name, self._x, self._y, self._every = name, x, y, every
-        self._experiment, self._released = experiment, None
+        self._x, self._y, self._experiment, self._released = x, y, experiment, None
 
     def on_epoch_end(self, epoch, logs=None):
-        if logs is None:
-            return
         # Keras keeps the values of a metric by their order, so that every epoch needs one.
-        logs[self._name] = math.nan
-        if (epoch + 1) % self._every == 0:
-            released = self._release()
-            logs[self._name] = accuracy_of(released, self._x, self._y, self._experiment)
+        logs[TEST] = math.nan
+        if (epoch + 1) % self._experiment.test_every == 0:
+            logs[TEST] = accuracy_of(self._release(), self._x, self._y, self._experiment)
 
     def _release(self):
-        """What would be released of the model now."""
+        """The model that would be released now."""
         if self._released is None:
             self._released = plain_copy(self.model)
         else:

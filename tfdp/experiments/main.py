@@ -16,46 +16,46 @@ import os
 import pathlib
 import shlex
 import sys
+import time
 
 from absl import app, flags, logging
 
-from tfdp.experiments import command, console, rules
-from tfdp.experiments.run_folder import (
-    ResultError,
-    ResultExists,
-    RunFolder,
-    new_folder,
-    numbered,
-)
+from tfdp.accounting import BudgetExhausted
+from tfdp.data.datasets import DataUnavailable
+from tfdp.experiments import command, console
+from tfdp.experiments.run_folder import ResultError, ResultExists, RunFolder
+from tfdp.experiments.settings import Experiment
 
 FLAGS = flags.FLAGS
+# Errors that the user can correct.
+_EXPECTED = (
+    ValueError,
+    NotImplementedError,
+    FloatingPointError,
+    DataUnavailable,
+    BudgetExhausted,
+)
 
 command.define()
 flags.DEFINE_string(
     "model_dir",
     None,
-    "Where run.json, model.keras and TensorBoard's log go; without it a new runs/<name>_<number>. Each "
+    "Where run.json, model.keras and TensorBoard's log go; without it a new runs/<name>_<time>. Each "
     "point of a --sweep has a folder in it.",
 )
 flags.DEFINE_bool(
     "overwrite",
     False,
-    "Replace an earlier result in --model_dir. An unfinished training there goes on all the same; of a "
-    "sweep all points are trained again.",
+    "Replace an earlier result in --model_dir; of a sweep, all points are trained again. An unfinished "
+    "training there is resumed all the same.",
 )
-flags.DEFINE_enum(
-    "resume",
-    "auto",
-    ["auto", "never"],
-    "What becomes of an unfinished training in --model_dir: auto, the same command goes on with it; "
-    "never, it is discarded.",
-)
-flags.DEFINE_string(
+flags.DEFINE_integer(
     "checkpoint_every",
-    "10s",
-    "How often the state is written with which a training is resumed after a crash: a time, such as "
-    "30s or 5m, or a number of steps; without privacy after each epoch. It is in "
-    "<model_dir>.unfinished until the result is in place.",
+    None,
+    "After how many steps the state is written with which a training is resumed after a crash; every "
+    "ten seconds without it, and after each epoch without privacy. It is in <model_dir>.unfinished "
+    "until the result is in place.",
+    lower_bound=1,
 )
 flags.DEFINE_bool(
     "audit",
@@ -91,14 +91,15 @@ def main(argv):
     except ValueError as error:
         return console.refuse(error)
     console.prepare_tensorflow()
-    from tfdp.experiments.trainings import train_points
+    if not points[0].values:
+        return _train(points[0], folder)
+    from tfdp.experiments.sweep import train_points
 
-    return train_points(points, folder, train_one)
+    return train_points(points, folder, _train)
 
 
 def _check(points):
-    """Raises ValueError for flags of this command that are wrong, or do not fit the trainings."""
-    rules.interval(FLAGS.checkpoint_every)
+    """Raises ValueError for flags of this command that do not fit the trainings."""
     if FLAGS.audit and points[0].values:
         raise ValueError("--audit cannot be combined with --sweep.")
     if FLAGS.audit and not points[0].experiment.private:
@@ -113,48 +114,37 @@ def _place(points) -> pathlib.Path:
     """Returns the folder of the result, or, for a sweep, of the results."""
     if FLAGS.model_dir:
         return pathlib.Path(FLAGS.model_dir)
-    base = pathlib.Path("runs") / command.common_name(points)
-    if points[0].values:
-        return pathlib.Path(new_folder(base))
-    for unfinished in sorted(base.parent.glob(f"{base.name}_*.unfinished/result")):
-        path = _shown(str(unfinished.parent).removesuffix(".unfinished"))
-        print(
-            f"There is an unfinished training: --model_dir={path}, with its settings, resumes it."
-        )
-    return pathlib.Path(numbered(base))
+    of = points[0].experiment
+    name = "sweep" if points[0].values else f"{of.dataset}_{of.mechanism}".replace("/", "-")
+    return pathlib.Path("runs", f"{name}_{time.strftime('%Y%m%d-%H%M%S')}")
 
 
-def train_one(point, path: str | os.PathLike) -> None:
-    """Trains one point, writes its result and prints it: a table, or one line of a sweep.
-
-    Args:
-        point: the settings, and where they come from.
-        path: the folder of the result.
-    """
-    resume = FLAGS.resume == "auto"
-    folder = RunFolder(path, point.experiment, overwrite=FLAGS.overwrite, resume=resume)
+def _train(point, path) -> int:
+    """Trains one point and reports it; prints an error that the user can correct; returns a status."""
     # Entered before TensorFlow is imported: a place that cannot be written is refused at once.
+    folder = RunFolder(path, point.experiment, overwrite=FLAGS.overwrite)
     try:
         with folder:
             result = _train_into(folder, point)
-    except ResultExists:
+    except ResultExists as error:
         if not point.values:
-            raise
+            return console.refuse(error)
         print(f"Trained already: {_shown(folder.path)}.", flush=True)
-        return
+        return 0
+    except _EXPECTED as error:
+        return console.refuse(error)
     from tfdp.experiments import report
 
     if point.values:
         print(f"{report.one_line(result)} In {_shown(folder.path)}.", flush=True)
-        return
+        return 0
     report.print_table(result, folder=_shown(folder.path))
     if FLAGS.audit:
         _audit(point, folder.path)
+    return 0
 
 
 def _train_into(folder, point):
-    from tfdp.experiments.facts import announcement
-
     if point.read:
         print(f"Settings: {', '.join(_shown(path) for path in point.read)}")
     print(announcement(point.experiment))
@@ -167,22 +157,28 @@ def _train_into(folder, point):
 
     verbose = 1 if sys.stdout.isatty() else 2  # a progress bar, or a line for each epoch
     try:
-        return run_into(
-            folder, 0 if point.values else verbose, point.command, FLAGS.checkpoint_every
-        )
+        return run_into(folder, 0 if point.values else verbose, FLAGS.checkpoint_every)
     except BaseException as ended:
         if folder.resumable and not isinstance(ended, ResultError):
             ended.add_note(_how_to_resume(folder, point))
         raise
 
 
+def announcement(experiment: Experiment) -> str:
+    """Returns one sentence about a training that begins: its mechanism, its budget, its settings."""
+    if not experiment.private:
+        privacy = "no privacy"
+    elif experiment.noise_multiplier is not None:
+        privacy = f"noise multiplier {experiment.noise_multiplier:g}"
+    else:
+        privacy = f"{experiment.guarantee} epsilon {experiment.epsilon:g}"
+        privacy += f" at delta {experiment.delta:g}"
+    return f"{experiment.mechanism} on {experiment.dataset}, {privacy}: {experiment}"
+
+
 def _how_to_resume(folder, point) -> str:
-    how = ""
-    if not FLAGS.model_dir:
-        of_all = os.path.dirname(folder.path) if point.values else folder.path
-        how = f" with --model_dir={_shown(of_all)}"
-    elif FLAGS.resume == "never":
-        how = " without --resume=never"
+    place = os.path.dirname(folder.path) if point.values else folder.path
+    how = "" if FLAGS.model_dir else f" with --model_dir={_shown(place)}"
     return f"The unfinished training is kept: the same command{how} resumes it."
 
 

@@ -14,23 +14,14 @@ _WIDTH = 0.09  # width of a stroke, in units of the image's side
 _POINTS = 16  # number of points at which a stroke is sampled
 
 
-def public_examples(
-    name: str,
-    count: int,
-    data_dir: str | None = None,
-    seed: int = 0,
-    source: str | None = None,
-) -> np.ndarray:
+def public_examples(name: str, count: int, source: str | None = None, seed: int = 0) -> np.ndarray:
     """Draws public examples; those for private datasets are disjoint from them.
-
-    Nothing about the draw is private, so its seed has a fixed default.
 
     Args:
         name: the private dataset, a key of `PUBLIC`.
         count: number of examples, at least 1.
-        data_dir: see `tfdp.data.load`.
-        seed: seed of the draw.
         source: "kmnist", "cifar100" or "strokes"; None takes the source in `PUBLIC`.
+        seed: seed of the draw, which is public.
 
     Returns:
         float32 array of shape (count, height, width, channels), preprocessed like the private data.
@@ -41,29 +32,20 @@ def public_examples(
         DataUnavailable: see `tfdp.data.load`.
     """
     one_of("name", name, sorted(PUBLIC), remedy="Use one that has a public counterpart.")
-    source = PUBLIC[name] if source is None else source
-    fits = sources_for(name)
-    one_of("source", source, fits, remedy=f"Use a source of images like those of {name!r}.")
+    shape, source = input_shape(name), source or PUBLIC[name]
+    fits = [each for each in ("kmnist", "cifar100") if input_shape(each) == shape]
+    one_of("source", source, [*fits, "strokes"], remedy=f"{name!r} has images of another shape.")
     if source == "strokes":
-        return strokes(whole("count", count, 1), input_shape(name), seed)
-    inputs, _ = load_split(source, "test", data_dir)
+        return strokes(whole("count", count, 1), shape, seed)
+    inputs, _ = load_split(source, "test")
     count = whole("count", count, 1, len(inputs))
     return inputs[np.random.default_rng(seed).choice(len(inputs), count, replace=False)]
-
-
-def sources_for(name: str) -> list[str]:
-    """Returns the sources whose images have the shape of a dataset's."""
-    shape = input_shape(name)
-    return [source for source in ("kmnist", "cifar100") if input_shape(source) == shape] + [
-        "strokes"
-    ]
 
 
 def strokes(count: int, shape: tuple[int, int, int], seed: int = 0) -> np.ndarray:
     """Draws images of one or two bent strokes each, white on black like handwritten digits.
 
-    The images come from a random number generator alone, so they are disjoint from any data and
-    depend on none.
+    They come from a random number generator alone, so they depend on no data.
 
     Args:
         count: number of images.
@@ -75,12 +57,8 @@ def strokes(count: int, shape: tuple[int, int, int], seed: int = 0) -> np.ndarra
     """
     height, width, channels = shape
     random = np.random.Generator(np.random.PCG64(seed))
-    grid = np.stack(
-        np.meshgrid(
-            (np.arange(height) + 0.5) / height, (np.arange(width) + 0.5) / width, indexing="ij"
-        ),
-        axis=-1,
-    )
+    rows, columns = (np.arange(height) + 0.5) / height, (np.arange(width) + 0.5) / width
+    pixels = np.stack(np.meshgrid(rows, columns, indexing="ij"), axis=-1)
     t = np.linspace(0.0, 1.0, _POINTS)[:, np.newaxis]
     images = np.empty((count, height, width), np.float32)
     for image in images:
@@ -89,7 +67,7 @@ def strokes(count: int, shape: tuple[int, int, int], seed: int = 0) -> np.ndarra
             # A quadratic Bezier curve.
             start, bend, end = random.uniform(0.1, 0.9, (3, 2))
             curve = (1 - t) ** 2 * start + 2 * t * (1 - t) * bend + t**2 * end
-            distance = np.square(grid[:, :, np.newaxis] - curve).sum(axis=-1).min(axis=-1)
+            distance = np.square(pixels[:, :, np.newaxis] - curve).sum(axis=-1).min(axis=-1)
             ink = np.maximum(ink, np.exp(-distance / (2 * _WIDTH**2)))
         image[:] = 2.0 * np.minimum(1.3 * ink, 1.0) - 1.0
     return np.repeat(images[..., np.newaxis], channels, axis=-1)

@@ -6,12 +6,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tfdp.accounting import VACUOUS_ABOVE, Guarantee
+from tfdp.accounting import Guarantee
 from tfdp.accounting.guarantee import format_epsilon
-from tfdp.experiments import facts
-from tfdp.experiments.console import command_line
+from tfdp.experiments.command import command_of
 from tfdp.experiments.experiment import Result
-from tfdp.experiments.settings import SETTINGS
 
 
 def record(result: Result) -> dict:
@@ -30,23 +28,15 @@ def record(result: Result) -> dict:
         "statement": result.statement.to_dict(),
         "runs": [run.to_dict() for run in result.runs],
         "notes": list(result.notes),
-        # What `--initial_weights` of another training looks at.
-        "trained_on": list(result.trained_on),
         "training": {"restarts": result.restarts, "lost_steps": result.lost_steps},
     }
 
 
-def card(result: Result, command: str | None = None) -> str:
-    """Returns the model card in Markdown: the training, the accuracy and the privacy statement.
-
-    Args:
-        result: the result.
-        command: the command that makes such a model; None leaves it out.
-    """
+def card(result: Result) -> str:
+    """Returns the model card in Markdown: the training, the accuracy and the privacy statement."""
     lines = [f"# {result.experiment.model} on {result.experiment.dataset}", ""]
     lines += [f"- {name}: {said}" for name, said in _facts(result)]
-    if command is not None:
-        lines += ["", "Such a model is made by", "", f"    {command}"]
+    lines += ["", "Such a model is made by", "", f"    {command_of(result.experiment)}"]
     return "\n".join([*lines, "", result.statement.markdown()])
 
 
@@ -61,19 +51,20 @@ def print_table(result: Result, console: Console | None = None, folder: str | No
         folder: the folder of the result as the user would type it; None says nothing of it.
     """
     said, console = result.statement, console or Console()
+    finite = math.isfinite(said.proven.epsilon)
     table = Table(title="Result", show_header=False, title_justify="left", pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    rows = [*_facts(result), *(("Warning", sentence) for sentence in said.warnings)]
-    rows += [("Proven epsilon", _guarantee(said.proven))]
-    rows += [("", said.belief)] if math.isfinite(said.proven.epsilon) else []
-    rows += [("Claimed epsilon", _guarantee(said.claimed)), ("", said.comparison)]
-    rows.append(("Released", said.released))
-    if advice := result.run.mechanism.advice:
-        # The reason of an infinite epsilon stands above.
-        advice = "" if math.isinf(said.proven.epsilon) else f"{advice} "
-        rows.append(("Compare", f"{advice}Try: {_alternative(result)}"))
-    for name, words in rows:
+    for name, words in (
+        *_facts(result),
+        *(("Warning", sentence) for sentence in said.warnings),
+        ("Proven epsilon", _guarantee(said.proven)),
+        ("", said.belief if finite else ""),
+        ("Claimed epsilon", _guarantee(said.claimed)),
+        ("", said.comparison),
+        ("Released", said.released),
+        ("Compare", result.run.mechanism.advice if finite else ""),
+    ):
         if words:
             table.add_row(name, escape(words))
     console.print("", table)
@@ -95,20 +86,27 @@ def one_line(result: Result) -> str:
 
 
 def _facts(result) -> list[tuple[str, str]]:
-    """What was trained, in words, with headings: the settings, and what became of them."""
+    """The training and its accuracy in words, with headings."""
     experiment, run = result.experiment, result.run
-    accuracy = f"{100 * result.test_accuracy:.2f}% of the {_released(result)}"
-    known = {"Test accuracy": accuracy, "Mechanism": _title(result), **facts.facts(experiment)}
-    known["Training"] = (
-        f"{run.steps:,} steps with nominal lots of {run.sampling.lot_size:,} out of "
-        f"{run.sampling.num_examples:,} examples of {experiment.dataset}; {run.sampling.words}; "
-        f"{result.seconds:.1f} s"
-    )
+    facts = [
+        ("Test accuracy", f"{100 * result.test_accuracy:.2f}% of the {_released(result)}"),
+        ("Mechanism", getattr(result.model.optimizer, "title", "none (no privacy)")),
+        (
+            "Training",
+            f"{run.steps:,} steps with nominal lots of {run.sampling.lot_size:,} out of "
+            f"{run.sampling.num_examples:,} examples of {experiment.dataset}; {run.sampling.words}; "
+            f"{result.seconds:.1f} s",
+        ),
+        ("Settings", str(experiment)),
+    ]
     if experiment.private:
-        known["Noise"] = f"multiplier {_noise(run)}"
+        facts.append(("Noise", f"multiplier {_noise(run)}"))
     if result.restarts:
-        known["Interrupted"] = _interrupted(result)
-    return [*known.items(), *(("Note", note) for note in result.notes)]
+        lost = f"; steps that crashes lost, counted and not in the weights: {result.lost_steps:,}"
+        facts.append(
+            ("Interrupted", f"{result.restarts} times{lost if experiment.private else ''}")
+        )
+    return [*facts, *(("Note", note) for note in result.notes)]
 
 
 def _released(result) -> str:
@@ -118,36 +116,6 @@ def _released(result) -> str:
     if getattr(result.run.mechanism, "release", None) == "mu":
         return "un-noised means (mu)"
     return "released weights"
-
-
-def _interrupted(result) -> str:
-    """Says how often the training was resumed, and what that has cost."""
-    times, lost = f"{result.restarts} times", result.lost_steps
-    if not result.experiment.private:
-        return f"{times}; what came after the last state was trained again"
-    return f"{times}; steps that crashes lost, counted and not in the weights: {lost:,}"
-
-
-def _alternative(result) -> str:
-    """Returns the command that trains with the default mechanism at about the same proven epsilon.
-
-    The command has epsilon 2 if the proven epsilon is zero, infinite or vacuous.
-    """
-    dataset, proven = result.experiment.dataset, result.proven.epsilon
-    epsilon = f"{proven:.2g}" if 0 < proven <= VACUOUS_ABOVE else "2"
-    where = "" if dataset == SETTINGS["dataset"].default else f" --dataset={dataset}"
-    mechanism = SETTINGS["mechanism"].default
-    return f"{command_line()} --mechanism={mechanism}{where} --epsilon={epsilon}"
-
-
-def _title(result) -> str:
-    """Returns the mechanism in words."""
-    title = getattr(result.model.optimizer, "title", "none (no privacy)")
-    strategy = getattr(result.run.mechanism, "strategy", None)
-    if strategy is not None:
-        title += f": {strategy.name}"
-        title += "" if strategy.bands is None else f" of {strategy.bands} bands"
-    return title
 
 
 def _noise(run) -> str:

@@ -4,14 +4,12 @@ This module imports neither TensorFlow nor Keras.
 """
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfdp._validate import did_you_mean
 from tfdp.accounting.mechanisms.none import NoMechanism
-from tfdp.accounting.mechanisms.registry import mechanism_class, mechanism_names
-from tfdp.data.datasets import check_name, input_shape, kind_of
+from tfdp.data.datasets import check_name, kind_of
 from tfdp.experiments.public_data import PUBLIC
 from tfdp.models import MODELS as ARCHITECTURES
 from tfdp.models import PRIVATE_BATCH
@@ -20,15 +18,10 @@ if TYPE_CHECKING:
     from tfdp.experiments.settings import Experiment
 
 NONE = NoMechanism.name
-# The number of training examples, where it is known before the data are read.
-EMBEDDED = {"digits": 1437}
-# The embeddings that are drawn at random; any other value of --embeddings is the path of a file.
-DRAWN_EMBEDDINGS = ("trained", "frozen")
-# The networks for images, for rows of text, and for texts, with the one length of the vectors of words
-# that fits.
+# The networks for images, for rows of text, and for texts.
 MODELS = tuple(name for name, known in ARCHITECTURES.items() if not known.takes_tokens)
 TEXT_MODELS = ("tutorial_lstm",)
-WORD_MODELS: dict[str, int | None] = {"bilstm": None, "bilstm_dl": None, "transformer": 64}
+WORD_MODELS = ("bilstm", "bilstm_dl", "transformer")
 
 
 class Need(NamedTuple):
@@ -37,21 +30,15 @@ class Need(NamedTuple):
     Attributes:
         name: the other setting.
         accepts: the values with which the condition is met, or a function that tells them.
-        said: the condition in words; "" lists the values.
     """
 
     name: str
     accepts: tuple[Any, ...] | Callable[[Any], bool]
-    said: str = ""
 
     def is_met(self, values: Mapping[str, Any]) -> bool:
         """Whether the other setting has a value with which the setting is used."""
         found = values[self.name]
         return self.accepts(found) if callable(self.accepts) else found in self.accepts
-
-    def words(self) -> str:
-        """The condition in words, such as "--optimizer=sgd"."""
-        return self.said or " or ".join(f"--{self.name}={v}" for v in self.accepts if v is not None)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,7 +51,6 @@ class Setting:
         group: the heading of --help that begins with this setting; None continues the last one.
         choices: the allowed values, or a function that returns them; None allows any value.
         interval: the allowed numbers, such as "(0, 1)"; None allows all above 0.
-        own: whether only mechanisms that name it in their `settings` use the setting.
         needs: conditions on other settings, without which the setting has no effect.
         rival: the setting that this one replaces, as `steps` replaces `epochs`.
         recorded: whether the setting is written into run.json.
@@ -77,7 +63,6 @@ class Setting:
     group: str | None = None
     choices: tuple[str, ...] | Callable[[], tuple[str, ...]] | None = None
     interval: str | None = None
-    own: bool = False
     needs: tuple[Need, ...] = ()
     rival: str | None = None
     recorded: bool = True
@@ -109,41 +94,10 @@ class Setting:
         return next((need for need in self.needs if not need.is_met(values)), None)
 
 
-def own_setting(name: str) -> Need:
-    """Returns the condition that the mechanism names a setting in its `settings`."""
-    having = (m for m in mechanism_names() if name in mechanism_class(m).settings)
-    return Need(
-        "mechanism",
-        lambda mechanism: name in mechanism_class(mechanism).settings,
-        " or ".join(f"--mechanism={m}" for m in having),
-    )
-
-
 def _is_within(value: float | None, interval: str) -> bool:
     low, high = map(float, interval[1:-1].split(","))
     includes_low = interval.startswith("[") and value == low
     return value is not None and (low < value < high or includes_low)
-
-
-def interval(text: str) -> tuple[int | None, float]:
-    """Returns how often a state is written: a number of steps, or None, and a number of seconds.
-
-    Args:
-        text: a number of steps, or a time such as "30s", "5m" or "1h".
-
-    Raises:
-        ValueError: the text is neither.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)|([1-9]\d*)", text.strip())
-    if not found:
-        raise ValueError(
-            "Expected --checkpoint_every to be a number of steps, such as 500, or a time, such as 30s, "
-            f"5m or 1h. Received {text!r}."
-        )
-    number, unit, steps = found.groups()
-    if steps is not None:
-        return int(steps), 0.0
-    return None, float(number) * {"s": 1, "m": 60, "h": 3600}[unit]
 
 
 def check_together(experiment: "Experiment") -> None:
@@ -152,55 +106,26 @@ def check_together(experiment: "Experiment") -> None:
     Here is what would cost a download, or what the rest of tfdp does not refuse by itself.
     """
     check_name(experiment.dataset)
-    if experiment.dataset in EMBEDDED:
-        check_number(experiment, EMBEDDED[experiment.dataset])
     check_model(experiment, kind_of(experiment.dataset))
-    _check_public_data(experiment)
-    _check_running_statistics(experiment)
-
-
-def check_number(experiment: "Experiment", num_examples: int) -> None:
-    """Raises ValueError if a lot is larger than the training data."""
-    if not experiment.batch_size <= num_examples:
+    public = experiment.public_data or PUBLIC.get(experiment.dataset)
+    if experiment.private and experiment.takes_public_data and experiment.dataset == public:
         raise ValueError(
-            f"Expected --batch_size to be at most the number of training examples, {num_examples:,}. "
-            f"Received {experiment.batch_size:,}."
+            f"--dataset={public} cannot be private and public at once. Use --public_data=strokes, or "
+            "--normalization=layer."
+        )
+    averages = experiment.optimizer == "sgd" and not experiment.momentum
+    if experiment.normalization == PRIVATE_BATCH and not averages:
+        raise ValueError(
+            f"--normalization={PRIVATE_BATCH} needs --optimizer=sgd --momentum=0: only then are its "
+            "running statistics moving averages. Pass them, or use --normalization=layer."
         )
 
 
 def check_model(experiment: "Experiment", kind: str | None) -> None:
-    """Raises ValueError if the network does not take such examples, as far as they are known."""
-    dataset = experiment.dataset
+    """Raises ValueError if the network does not take examples of a kind; None accepts any."""
     fitting = {"images": MODELS, "rows": TEXT_MODELS, "texts": WORD_MODELS}.get(kind)
     if fitting is not None and experiment.model not in fitting:
         raise ValueError(
-            f"--model={experiment.model} does not fit --dataset={dataset}, whose examples are {kind}. "
-            f"Use --model={' or '.join(fitting)}."
-        )
-    smallest = ARCHITECTURES[experiment.model].smallest_image
-    shape = input_shape(dataset) if kind == "images" else None
-    if smallest and shape and min(shape[:2]) < smallest:
-        raise ValueError(
-            f"--model={experiment.model} needs images of at least {smallest}x{smallest} pixels. "
-            f"--dataset={dataset} has {shape[0]}x{shape[1]}."
-        )
-
-
-def _check_public_data(experiment: "Experiment") -> None:
-    dataset = experiment.dataset
-    if not (experiment.private and experiment.takes_public_data):
-        return
-    if dataset == (experiment.public_data or PUBLIC.get(dataset)):
-        raise ValueError(
-            f"--dataset={dataset} cannot be private and public at once. Use --public_data=strokes, or "
-            "--normalization=layer."
-        )
-
-
-def _check_running_statistics(experiment: "Experiment") -> None:
-    plain = experiment.optimizer == "sgd" and not experiment.momentum
-    if experiment.normalization == PRIVATE_BATCH and not plain:
-        raise ValueError(
-            f"--normalization={PRIVATE_BATCH} needs --optimizer=sgd --momentum=0: only then are its "
-            "running statistics moving averages. Pass them, or use --normalization=layer."
+            f"--model={experiment.model} does not fit --dataset={experiment.dataset}, whose examples "
+            f"are {kind}. Use --model={' or '.join(fitting)}."
         )

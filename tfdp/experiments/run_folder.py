@@ -17,18 +17,18 @@ This module imports neither TensorFlow nor Keras.
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from absl import logging
 
 import tfdp
 from tfdp._files import replaced_whole, sync_folder, sync_tree
 from tfdp._interruptions import Interruptions
-from tfdp.experiments.files import identity
 from tfdp.experiments.settings import Experiment
 
 UNFINISHED = ".unfinished"
@@ -37,20 +37,7 @@ _LOCK, _SETTINGS, _RESULT, _PREVIOUS = "lock", "settings.json", "result", "previ
 
 
 class ResultError(ValueError):
-    """A result cannot be written or was not written.
-
-    Example:
-        >>> from tfdp.experiments import RunFolder
-        >>> open("notes.txt", "w").close()
-        >>> RunFolder("notes.txt").__enter__()
-        Traceback (most recent call last):
-        ...
-        tfdp.experiments.run_folder.ResultError: ...notes.txt is no result, and is never replaced...
-    """
-
-
-class ResultBusy(ResultError):
-    """Another process is making this result."""
+    """A result cannot be written or was not written."""
 
 
 class ResultExists(ResultError):
@@ -66,8 +53,7 @@ def read_record(folder: str | os.PathLike) -> dict:
         {}
     """
     try:
-        with open(os.path.join(folder, _RECORD), "rb") as file:
-            return json.load(file)
+        return json.loads(Path(folder, _RECORD).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return {}
 
@@ -80,9 +66,8 @@ class RunFolder:
 
     Args:
         path: the folder of the finished result.
-        experiment: the settings of the training; None to tidy up only.
+        experiment: the settings of the training.
         overwrite: whether the result may replace an earlier result. No other folder is ever replaced.
-        resume: whether an unfinished training is resumed; False discards it.
 
     Attributes:
         path: absolute path of the result.
@@ -91,8 +76,8 @@ class RunFolder:
 
     Raises:
         ResultError: entering, `begin` or `commit` is refused, or fails: there is a result, or an
-            unfinished training, of other settings, or a file cannot be written. Entering raises
-            `ResultExists` for a finished result, and `ResultBusy` if another process makes it.
+            unfinished training, of other settings, another process makes the result, or a file cannot
+            be written. Entering raises `ResultExists` for a finished result of the same settings.
 
     Example:
         >>> import keras
@@ -105,18 +90,11 @@ class RunFolder:
         3
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike,
-        experiment: Experiment | None = None,
-        *,
-        overwrite: bool = False,
-        resume: bool = True,
-    ):
+    def __init__(self, path: str | os.PathLike, experiment: Experiment, *, overwrite: bool = False):
         self.path = os.path.abspath(path)
         self.experiment = experiment
         self.restarts = 0
-        self._overwrite, self._resume = overwrite, resume
+        self._overwrite = overwrite
         self._settings: dict = {}
         self._lock: int | None = None  # descriptor of the locked file
 
@@ -148,8 +126,8 @@ class RunFolder:
                 for name in set(os.listdir(self._in(_RESULT))) - {_LOG}:  # of a commit that failed
                     os.unlink(self._in(_RESULT, name))
             about = {"settings": self._resumed, "restarts": self.restarts}
-            with replaced_whole(self._in(_SETTINGS)) as partial, open(partial, "w") as file:
-                json.dump(about, file)
+            with replaced_whole(self._in(_SETTINGS)) as partial:
+                Path(partial).write_text(json.dumps(about))
             os.makedirs(self._in(_RESULT), exist_ok=True)
             sync_folder(self.unfinished)
         except OSError as error:
@@ -158,9 +136,12 @@ class RunFolder:
     def discard(self) -> None:
         """Discards the unfinished training, of which nothing may be released then."""
         self._restore_previous()
-        _remove(self._in(_RESULT))
-        for name in set(os.listdir(self.unfinished)) - {_LOCK}:
-            _remove(self._in(name))
+        for name in (_RESULT, *os.listdir(self.unfinished)):  # `result` first: it is the mark
+            path = self._in(name)
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path)
+            elif name != _LOCK and os.path.lexists(path):
+                os.unlink(path)
 
     def commit(self, record: Mapping, card: str, save_model: Callable[[str], object]) -> None:
         """Writes the result of a training that has begun, and moves it to its place by one renaming.
@@ -174,12 +155,9 @@ class RunFolder:
         """
         try:
             save_model(self._in(_RESULT, _MODEL))
-            with open(self._in(_RESULT, _CARD), "w", encoding="utf-8") as file:
-                file.write(card)
-            with open(self._in(_RESULT, _RECORD), "w") as file:
-                content = {**record, "settings": self._settings}
-                json.dump(content, file, indent=2, allow_nan=False)
-                file.write("\n")
+            Path(self._in(_RESULT, _CARD)).write_text(card, encoding="utf-8")
+            text = json.dumps({**record, "settings": self._settings}, indent=2, allow_nan=False)
+            Path(self._in(_RESULT, _RECORD)).write_text(f"{text}\n")
             sync_tree(self._in(_RESULT))
             with Interruptions() as interruptions:
                 self._put_in_place()
@@ -197,26 +175,20 @@ class RunFolder:
 
     def __enter__(self):
         try:
-            if self.experiment is not None:
-                self._settings = json.loads(json.dumps(identity(self.experiment)))
+            self._settings = _identity(self.experiment)
             self._lock = _locked(self.unfinished)
             try:
                 self._restore_previous()
-                if not self.resumable:
-                    self.discard()
                 self._check_target()
-                if self.resumable and not self._resume:
-                    logging.warning(
-                        "Discards the training in %s: nothing of it may be released.",
-                        self.unfinished,
-                    )
+                if self.resumable:
+                    self._check_unfinished()
+                else:
                     self.discard()
-                self._check_unfinished()
             except BaseException:
                 self._release()
                 raise
         except OSError as error:
-            raise _no_place(self.path, error) from error
+            raise self.not_written(error) from error
         return self
 
     def __exit__(self, *exception):
@@ -238,40 +210,40 @@ class RunFolder:
 
     def _check_target(self):
         """Raises ResultError if there is something at the final place that may not be replaced."""
-        if not os.path.lexists(self.path) or _is_empty_folder(self.path):
+        if os.path.isdir(self.path) and not os.listdir(self.path):
             return
-        if not all(os.path.isfile(os.path.join(self.path, name)) for name in (_MODEL, _RECORD)):
+        if not os.path.lexists(self.path):
+            return
+        record = read_record(self.path)
+        if not record or not os.path.isfile(os.path.join(self.path, _MODEL)):
             raise ResultError(
                 f"{self.path} is no result, and is never replaced. Choose another folder."
             )
         if not self._overwrite:
             remedy = "Choose another folder, or say --overwrite (in Python: overwrite=True)."
-            self._compare("The result", self.path, read_record(self.path), self._settings, remedy)
+            before = record.get("settings", {})
+            self._compare(f"The result in {self.path}", before, self._settings, remedy)
             also = " An unfinished training is to replace it." if self.resumable else ""
             raise ResultExists(f"There is a finished result in {self.path}.{also} {remedy}")
 
     def _check_unfinished(self):
         """Raises ResultError if the unfinished training is not this one."""
-        if self.resumable:
-            remedy = (
-                "Resume it with its settings, choose another folder, or discard it with "
-                "--resume=never: nothing of it may be released then."
-            )
-            self._compare(
-                "The unfinished training", self.unfinished, self._about(), self._resumed, remedy
-            )
+        remedy = (
+            "Resume it with its settings, choose another folder, or delete it: nothing of it may be "
+            "released then."
+        )
+        what, before = f"The unfinished training in {self.unfinished}", self._about()["settings"]
+        self._compare(what, before, self._resumed, remedy)
 
-    def _compare(self, what, where, about, now, remedy):
-        """Raises ResultError if what was made earlier has other settings than this training."""
-        before = about.get("settings", {})
+    @staticmethod
+    def _compare(what, before, now, remedy):
+        """Raises ResultError if an earlier training has other settings than this one."""
         if names := [name for name in {**before, **now} if before.get(name) != now.get(name)]:
             theirs, ours = (", ".join(f"--{n}={s.get(n)}" for n in names) for s in (before, now))
-            raise ResultError(
-                f"{what} in {where} has {theirs}, and this command has {ours}. {remedy}"
-            )
+            raise ResultError(f"{what} has {theirs}, and this command has {ours}. {remedy}")
 
     def _put_in_place(self):
-        if os.path.lexists(self.path) and not _is_empty_folder(self.path):
+        if os.path.lexists(self.path):
             os.rename(self.path, self._in(_PREVIOUS))
         try:
             os.rename(self._in(_RESULT), self.path)
@@ -292,11 +264,23 @@ class RunFolder:
         return self._settings | {"version of tfdp": tfdp.__version__}
 
     def _about(self) -> dict:
-        with open(self._in(_SETTINGS)) as file:
-            return json.load(file)
+        return json.loads(Path(self._in(_SETTINGS)).read_bytes())
 
     def _in(self, *names) -> str:
         return os.path.join(self.unfinished, *names)
+
+
+def _identity(experiment: Experiment) -> dict:
+    """Returns what two trainings have in common if one may resume, or stand for, the other.
+
+    These are the recorded settings, the content of the initial weights, and whether there is a seed of
+    the noise, which itself is never written.
+    """
+    same = experiment.recorded()
+    if (weights := experiment.initial_weights) is not None:
+        content = Path(weights).expanduser().read_bytes()
+        same["initial_weights (SHA-256)"] = hashlib.sha256(content).hexdigest()
+    return same | ({} if experiment.insecure_seed is None else {"insecure_seed": "secret"})
 
 
 def _locked(folder) -> int:
@@ -310,68 +294,13 @@ def _locked(folder) -> int:
             continue
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             os.close(handle)
-            if not isinstance(error, BlockingIOError):
-                raise
             name = folder.removesuffix(UNFINISHED)
-            raise ResultBusy(
+            raise ResultError(
                 f"Another process is making {name}. Wait for it, or choose another folder."
             ) from error
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(handle), os.stat(path)):
                 return handle
         os.close(handle)  # the file was removed before it was locked
-
-
-def _is_empty_folder(path) -> bool:
-    return os.path.isdir(path) and not os.path.islink(path) and not os.listdir(path)
-
-
-def _remove(path):
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path)
-    elif os.path.lexists(path):
-        os.unlink(path)
-
-
-def numbered(base: str | os.PathLike) -> str:
-    """Reserves the path of a result, `base`_001, `base`_002, ..., after the largest number in use.
-
-    Raises:
-        ResultError: nothing can be written there.
-    """
-    parent, name = os.path.split(os.path.abspath(base))
-    pattern = re.compile(rf"({re.escape(name)}_(\d+))({re.escape(UNFINISHED)})?")
-    try:
-        os.makedirs(parent, exist_ok=True)
-        found = [*filter(None, map(pattern.fullmatch, os.listdir(parent)))]
-        for match in found:
-            # Discards the state that a process left which was killed after its result was in place.
-            left = RunFolder(os.path.join(parent, match[1]))
-            if match[3] and not left.resumable:
-                with contextlib.suppress(ResultError), left:
-                    pass
-        number = max((int(match[2]) for match in found), default=0)
-        while True:
-            number += 1
-            path = os.path.join(parent, f"{name}_{number:03}")
-            with contextlib.suppress(FileExistsError):  # another process has reserved it
-                os.mkdir(f"{path}{UNFINISHED}", 0o700)
-                if not os.path.lexists(path):
-                    return path
-                os.rmdir(f"{path}{UNFINISHED}")  # another process has finished it
-    except OSError as error:
-        raise _no_place(base, error) from error
-
-
-def new_folder(base: str | os.PathLike) -> str:
-    """Makes a `numbered` folder for several results; returns its path."""
-    path = numbered(base)
-    os.mkdir(path)
-    os.rmdir(f"{path}{UNFINISHED}")
-    return path
-
-
-def _no_place(path, error) -> ResultError:
-    return ResultError(f"No result can be written to {path}: {error}. Choose another folder.")

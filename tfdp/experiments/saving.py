@@ -5,29 +5,21 @@ import functools
 import tensorflow as tf
 from tensorboard.plugins.hparams import api
 
-from tfdp.experiments.experiment import Diverged, Result, run
+from tfdp.experiments.experiment import Result, run
 from tfdp.experiments.report import card, record
 from tfdp.experiments.run_folder import RunFolder
 from tfdp.training.export import export
 
 
 def run_into(
-    folder: RunFolder,
-    verbose: int | str = "auto",
-    command: str | None = None,
-    checkpoint_every: str = "10s",
+    folder: RunFolder, verbose: int | str = "auto", checkpoint_every: int | None = None
 ) -> Result:
     """Runs the experiment of an entered folder and commits its log, release, record and model card.
 
     Args:
         folder: the entered folder of the result.
         verbose: as in `keras.Model.fit`.
-        command: the command that makes this result, for the model card; None leaves it out.
-        checkpoint_every: how often a state is written, from which the same call resumes after a crash:
-            a time, such as "30s" or "5m", or a number of steps; without privacy, after each epoch.
-
-    Returns:
-        The result, as `run` returns it.
+        checkpoint_every: how often a state is written, from which the same call resumes, as for `run`.
 
     Raises:
         ResultError: a file could not be written.
@@ -46,14 +38,14 @@ def run_into(
     try:
         result = run(folder.experiment, verbose, folder=folder, checkpoint_every=checkpoint_every)
         _write_hparams(folder.log_dir, result)
-    except Diverged:
+    except FloatingPointError:
         folder.discard()  # it would diverge again
         raise
     except (tf.errors.OpError, OSError) as error:
         if folder.unfinished not in str(error):
             raise
         raise folder.not_written(error) from error
-    folder.commit(record(result), card(result, command), functools.partial(export, result.model))
+    folder.commit(record(result), card(result), functools.partial(export, result.model))
     return result
 
 

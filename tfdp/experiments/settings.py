@@ -9,6 +9,8 @@ This module imports neither TensorFlow nor Keras.
 """
 
 import dataclasses
+import functools
+import shlex
 import typing
 
 from tfdp.accounting import PrivacyBudget, mechanism_names, sampling_names
@@ -17,48 +19,24 @@ from tfdp.accounting.mechanisms.registry import USUAL_MECHANISM, mechanism_class
 from tfdp.accounting.numerics.noise_families import FAMILIES
 from tfdp.accounting.strategies import OBJECTIVES, STRATEGIES
 from tfdp.data.datasets import DATASETS
-from tfdp.experiments.rules import (
-    DRAWN_EMBEDDINGS,
-    EMBEDDED,
-    NONE,
-    WORD_MODELS,
-    Need,
-    Setting,
-    check_together,
-    own_setting,
-)
+from tfdp.experiments.rules import NONE, WORD_MODELS, Need, Setting, check_together
 from tfdp.models import MODELS, NORMALIZATIONS, PRIVATE_BATCH
 
-# The activations of Keras that act on each number by itself.
-ACTIVATIONS = (
-    "relu", "tanh", "celu", "elu", "exponential", "gelu", "hard_sigmoid", "hard_silu", "hard_tanh",
-    "leaky_relu", "linear", "log_sigmoid", "mish", "relu6", "selu", "sigmoid", "silu", "softplus",
-    "softsign", "squareplus", "swish",
-)  # fmt: skip
-
+ACTIVATIONS = ("relu", "tanh", "elu", "gelu", "leaky_relu", "selu", "sigmoid", "silu", "softplus")
 # The privacy budget where neither epsilon nor noise is set.
 USUAL_EPSILON = 2.0
 # The interval of a setting that declares none.
 _POSITIVE = {float: "(0, inf)", int: "[1, inf)"}
-_PRIVATE = Need("mechanism", lambda name: name != NONE, "a private mechanism")
-_RULE = Need(
-    "mechanism",
-    lambda name: mechanism_class(name).update_rules != "own",
-    "a mechanism whose paper leaves the update rule open",
-)
+_PRIVATE = Need("mechanism", lambda name: name != NONE)
+_RULE = Need("mechanism", lambda name: mechanism_class(name).update_rules != "own")
 _BATCH = Need("normalization", ("batch",))
-_PRIVATE_BATCH = Need("normalization", (PRIVATE_BATCH,))
 _NOT_PRIVATE = Need("mechanism", (NONE,))
-_WEIGHT_NOISE = Need("weight_noise", bool, "--weight_noise above 0")
+_WEIGHT_NOISE = Need("weight_noise", bool)
 _SGD = Need("optimizer", ("sgd",))
-_NO_NORMALIZATION = Need(
-    "model",
-    tuple(name for name, known in MODELS.items() if known.normalizations != ("none",)),
-    "a --model without a normalization of its own",
-)
-_SCALED = Need("model", tuple(name for name, known in MODELS.items() if known.scales))
-_WORDS = Need("model", tuple(WORD_MODELS))
-_LOADED = Need("dataset", lambda name: name not in EMBEDDED, "a dataset of tensorflow_datasets")
+_NO_NORMALIZATION = Need("model", lambda name: MODELS[name].normalizations != ("none",))
+_SCALED = Need("model", lambda name: MODELS[name].scales)
+_WORDS = Need("model", WORD_MODELS)
+_LOADED = Need("dataset", lambda name: name != "digits")
 
 
 def setting(help: str, default=None, **known) -> typing.Any:
@@ -115,13 +93,12 @@ class Experiment:
     )
     noise_decay: float | None = setting(
         "The factor on the noise after every epoch; below 1, later epochs have less noise.",
-        own=True,
     )
 
     dataset: str = setting(
         "The data. digits is embedded; the others come from tensorflow_datasets: "
         f"{', '.join(sorted(DATASETS.keys() - {'digits'}))}, or any other one whose examples have a "
-        "class label and an image or a text.",
+        "class label and an image or a text. $TFDS_DATA_DIR says where they are.",
         "digits",
         group="Data and model",
     )
@@ -131,11 +108,6 @@ class Experiment:
     )
     test_split: str | None = setting(
         "Other test examples, such as test[6080:]; they must not be training examples.",
-        needs=(_LOADED,),
-    )
-    data_dir: str | None = setting(
-        "Where tensorflow_datasets keeps its data; without it $TFDS_DATA_DIR, or its own place.",
-        recorded=False,
         needs=(_LOADED,),
     )
     model: str = setting(
@@ -184,35 +156,18 @@ class Experiment:
         choices=("example", "batch"),
         needs=(Need("normalization", ("batch", PRIVATE_BATCH)),),
     )
-    truncation: float = setting(
-        "The bound on inputs of --normalization=private_batch for its statistics, C' in the paper.",
-        3.0,
-        needs=(_PRIVATE_BATCH,),
-    )
-    statistics_share: float = setting(
-        "The factor on running statistics in the clipped vector: their share of the privacy budget.",
-        0.2,
-        needs=(_PRIVATE_BATCH,),
-    )
-    moving_rate: float = setting(
-        "The weight of a lot in the running statistics (alpha); it decays with the learning rate.",
-        0.02,
-        interval="(0, 1)",
-        needs=(_PRIVATE_BATCH,),
-    )
 
     sequence_length: int = setting(
         "How many words of a text are used; shorter ones are padded. The papers have 20 and 64. Every "
-        "word has one of 10,000 ids, by a fixed public hash, unless there is a file of --embeddings.",
+        "word has one of 10,000 ids, by a fixed public hash.",
         64,
         group="Words, for texts",
         needs=(_WORDS,),
     )
     embeddings: str = setting(
-        "The vectors of the words: trained, from random ones; frozen at random ones; or a file of "
-        "public vectors in GloVe's text format, frozen, whose words are the vocabulary and where a "
-        "word that is not in it has a vector of zeros. Nothing is ever taken from the private text.",
+        "The vectors of the words: trained from random ones, or frozen at random ones.",
         "trained",
+        choices=("trained", "frozen"),
         needs=(_WORDS,),
     )
 
@@ -277,16 +232,6 @@ class Experiment:
     physical_batch_size: int | None = setting(
         "How many examples are in memory at once; without it the whole lot."
     )
-    validation_split: float | None = setting(
-        "The share of the training examples that is not trained on, and whose accuracy says when "
-        "training ends. These examples have no guarantee.",
-        interval="(0, 1)",
-    )
-    patience: int = setting(
-        "After how many epochs without a better accuracy on the validation examples training ends.",
-        3,
-        needs=(Need("validation_split", bool, "--validation_split"),),
-    )
 
     l2_norm_clip: float = setting(
         "The L2 norm to which each example's gradient is clipped.",
@@ -310,46 +255,37 @@ class Experiment:
         "The gamma of the learning rate eta_0 / t^gamma, for dp_dropout and sgld.",
         group="Settings of some mechanisms",
         interval="[0, inf)",
-        own=True,
     )
     composition: str | None = setting(
         "The paper's recipe that the claimed epsilon follows, for dp_dropout and sgld.",
         choices=("ac", "ac_as_printed", "zcdp", "zcdp_a", "zcdp_c", "zcdp_as_printed"),
-        own=True,
     )
     release: str | None = setting(
         "What si_dpsgd releases: theta, one noisy draw; or mu, the un-noised means, as the authors' "
         "code does (the proven epsilon is then infinite).",
         choices=("theta", "mu"),
-        own=True,
     )
-    noise: str | None = setting(
-        "The family of the noise of discrete_sgd.", choices=FAMILIES, own=True
-    )
+    noise: str | None = setting("The family of the noise of discrete_sgd.", choices=FAMILIES)
     degrees_of_freedom: float | None = setting(
         "The degrees of freedom of --noise=student_t, for discrete_sgd.",
-        own=True,
         needs=(Need("noise", ("student_t", None)),),
     )
-    encode: bool | None = setting("Whether discrete_sgd encodes gradients.", own=True)
-    denoise: bool | None = setting("Whether discrete_sgd denoises the noisy sum.", own=True)
+    encode: bool | None = setting("Whether discrete_sgd encodes gradients.")
+    denoise: bool | None = setting("Whether discrete_sgd denoises the noisy sum.")
     codebook_size: int | None = setting(
         "How many preselected vectors discrete_sgd has.",
-        own=True,
         needs=(Need("encode", (None, True)),),
     )
     strategy: str | None = setting(
-        "How matrix correlates the noise of different steps.", choices=STRATEGIES, own=True
+        "How matrix correlates the noise of different steps.", choices=STRATEGIES
     )
     bands: int | None = setting(
         "How many coefficients the strategy of matrix has.",
-        own=True,
         needs=(Need("strategy", ("banded_toeplitz", "sqrt_toeplitz", None)),),
     )
     objective: str | None = setting(
         "The error over the steps that --strategy=banded_toeplitz minimizes, for matrix.",
         choices=OBJECTIVES,
-        own=True,
         needs=(Need("strategy", ("banded_toeplitz", None)),),
     )
 
@@ -357,12 +293,6 @@ class Experiment:
         "After how many epochs the test accuracy of what would be released then is measured, for a "
         "curve in run.json and TensorBoard; the proven epsilon covers the weights of every step.",
         group="Execution",
-    )
-    engine: str = setting(
-        "How per-example gradients are computed.",
-        "auto",
-        choices=("auto", "ghost", "vectorized", "loop"),
-        needs=(_PRIVATE,),
     )
     jit_compile: bool = setting("Whether the training step is compiled with XLA.", False)
     seed: int | None = setting(
@@ -385,18 +315,18 @@ class Experiment:
         """Whether normalization takes its statistics from public examples."""
         return self.normalization == "batch" and (self.private or self.public_data is not None)
 
-    @property
-    def starts_public(self) -> bool:
-        """Whether the user declared that weights to start from owe nothing to the private data."""
-        return self.initial_weights is not None or self.embeddings not in DRAWN_EMBEDDINGS
-
     def recorded(self) -> dict:
         """Returns the settings that run.json holds.
 
-        `Experiment(**recorded)` is this experiment, except for the settings that are never written:
-        the seed of the noise and the folder of the data.
+        `Experiment(**recorded)` is this experiment, except for the seed of the noise, which is never
+        written.
         """
         return {name: getattr(self, name) for name, known in SETTINGS.items() if known.recorded}
+
+    def __str__(self):
+        """The flags of the recorded settings that are no defaults, as they would be typed."""
+        changed = {n: v for n, v in self.recorded().items() if v != SETTINGS[n].default}
+        return shlex.join(flag_of(name, value) for name, value in changed.items())
 
     def __post_init__(self):
         values = vars(self)
@@ -405,8 +335,7 @@ class Experiment:
         for name, known in SETTINGS.items():
             if values[name] != known.default and (need := known.unmet(values)):
                 raise ValueError(
-                    f"--{name} has no effect with --{need.name}={values[need.name]}: it needs "
-                    f"{need.words()}. Leave --{name} out."
+                    f"--{name} has no effect with --{need.name}={values[need.name]}. Leave it out."
                 )
         check_together(self)
         if self.private and self.epsilon is None and self.noise_multiplier is None:
@@ -415,15 +344,32 @@ class Experiment:
         PrivacyBudget(epsilon, self.delta, self.guarantee, self.adjacency)
 
 
+def flag_of(name: str, value) -> str:
+    """Returns the flag that sets a setting to a value."""
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no{name}"
+    short = isinstance(value, float) and float(f"{value:g}") == value
+    return f"--{name}={value:g}" if short else f"--{name}={value}"
+
+
+def _belongs(name: str, mechanism: str) -> bool:
+    return name in mechanism_class(mechanism).settings
+
+
 def _settings() -> dict[str, Setting]:
-    hints, group, known = typing.get_type_hints(Experiment), None, {}
+    group, known = None, {}
+    own = {name for each in mechanism_names() for name in mechanism_class(each).settings}
     for field in dataclasses.fields(Experiment):
-        declared, hint = field.metadata["setting"], hints[field.name]
-        kind, group = (typing.get_args(hint) or (hint,))[0], declared.group or group
-        interval = declared.interval or _POSITIVE.get(kind)
-        needs = (*([own_setting(field.name)] if declared.own else []), *declared.needs)
+        declared, of = field.metadata["setting"], functools.partial(_belongs, field.name)
+        kind = (typing.get_args(field.type) or (field.type,))[0]  # float of "float | None"
+        group = declared.group or group
         known[field.name] = dataclasses.replace(
-            declared, name=field.name, group=group, kind=kind, interval=interval, needs=needs
+            declared,
+            name=field.name,
+            group=group,
+            kind=kind,
+            interval=declared.interval or _POSITIVE.get(kind),
+            needs=(*([Need("mechanism", of)] if field.name in own else []), *declared.needs),
         )
     return known
 

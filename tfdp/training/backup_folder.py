@@ -106,9 +106,9 @@ class BackupFolder:
         except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise BackupError(
                 f"The state of the training in {self._in(STATE)} cannot be read: {error}. What the "
-                "training has spent is not known any more. Restore the folder, or remove it (with "
-                "train.py: --resume=never) to begin anew with fresh weights, and release nothing of "
-                "the old training."
+                "training has spent is not known any more. Restore the folder, or remove it (of "
+                "train.py: the whole .unfinished folder) to begin anew with fresh weights, and release "
+                "nothing of the old training."
             ) from error
         return about, arrays, int(steps) if run_id == about.get("run_id") else 0
 
