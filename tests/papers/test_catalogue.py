@@ -2,8 +2,8 @@
 
 import pytest
 
-from papers import catalogue, computed, records
-from papers.catalogue import cells, merged, tables
+from papers import catalogue, records
+from papers.catalogue import cells, tables
 from tests.papers.conftest import CATALOGUE
 
 CELLS = cells()
@@ -37,14 +37,14 @@ def test_the_arguments_of_computed_cells_agree_with_their_columns(table):
         "gradient_histogram": "epochs",
     }
     for cell in table.cells if table.computed in of_column else ():
-        assert computed.arguments(cell)[of_column[table.computed]] == float(cell.column)
+        assert cell.settings[of_column[table.computed]] == float(cell.column)
         assert cell.seeds == (() if cell.absent else (1,))
 
 
 def test_every_mechanism_is_audited():
     from tfdp.accounting import mechanism_names
 
-    found = {computed.arguments(cell)["mechanism"] for cell in cells(["audits"])}
+    found = {cell.settings["mechanism"] for cell in cells(["audits"])}
     assert found == {*mechanism_names()} - {"none"}
 
 
@@ -84,12 +84,28 @@ def test_names_of_tables_rows_and_cells():
         cells(["si_dpsgd.T4.dpsgd_lenet5.0"])
 
 
-def test_later_flags_replace_earlier_ones():
-    found = merged("--a=1 --b=2 --noise=c --encode", "--a=3", "--b= --c --noencode")
-    assert found == ("--a=3", "--noise=c", "--noencode", "--c")
+def test_later_flags_replace_earlier_ones(use):
+    use("""
+        paper = "A paper"
+        [[tables]]
+        name = "T1"
+        title = "a table"
+        columns = ["1"]
+        flags = {a = 1, b = 2, encode = true}
+        column_flags = {"1" = {b = "", c = 0.5}}
+        [[tables.rows]]
+        name = "r"
+        label = "R"
+        flags = {a = 3, b = 5, d = true}
+        cells = {"1" = {flags = {encode = false}}}
+        """)
+    (cell,) = cells()
+    assert cell.flags == ("--a=3", "--noencode", "--d", "--c=0.5")
 
 
-@pytest.mark.parametrize("row", ['same_as = "paper.T2.same"', 'start = "paper.T2.other.-"'])
+@pytest.mark.parametrize(
+    "row", ['same_as = "paper.T2.same"', 'flags = {initial_weights = "paper.T2.other.-"}']
+)
 def test_trainings_are_taken_from_cells_that_have_some(use, row):
     use(f'{CATALOGUE}[[tables.rows]]\nname = "last"\nlabel = "Last"\n{row}\n')
     with pytest.raises(ValueError, match="no cell with its own"):
