@@ -84,7 +84,7 @@ class Training:
         keras.utils.set_random_seed(3)
         network = kind([keras.Input((3,)), keras.layers.Dense(1)])
         model = tfdp.make_private(network, engine="loop")
-        model.compile(self.make(), "mse", **{"run_eagerly": True} | compiled)
+        model.compile(self.make(), "mse", **compiled)
         return model
 
     def lots(self):
@@ -165,7 +165,7 @@ def test_every_mechanism_goes_on(mechanism, sampling, tmp_path):
 
 def test_a_seeded_training_goes_on_with_the_same_numbers(tmp_path):
     """With noise from a seed, the weights are those of a training without a crash, bit by bit."""
-    found, compiled = [], {"steps_per_execution": 2, "run_eagerly": False}
+    found, compiled = [], {"steps_per_execution": 2}
     for crashes in ((), (3,)):
         training = Training(tmp_path / str(len(crashes)), lambda: dpsgd(seed=1))
         for step in crashes:
@@ -205,8 +205,8 @@ def test_no_example_takes_part_twice_in_an_epoch(sampling, tmp_path):
             return super().compute_metrics(x, y, y_pred, sample_weight)
 
     training = Training(tmp_path / "b", sampling=sampling, save_freq=3)
-    training.kill(4, model=training.model(Sees))
-    training.run(model=training.model(Sees))
+    training.kill(4, model=training.model(Sees, run_eagerly=True))
+    training.run(model=training.model(Sees, run_eagerly=True))
     taken = [step for seen in training.seen for step in seen]
     assert len(taken) == len(lots)
     epochs = {}

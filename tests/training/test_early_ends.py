@@ -218,13 +218,6 @@ def test_files_that_are_made_during_a_training_count_the_plan(tmp_path):
 # -- loops of one's own ------------------------------------------------------------------------------
 
 
-def test_a_loop_that_is_left_counts_the_plan():
-    model = small()
-    for _ in model.privacy.steps(*data(8), batch_size=4, epochs=EPOCHS):
-        break
-    assert model.privacy.steps_taken == 1 and steps(model) == PLANNED
-
-
 def test_a_loop_of_train_on_batch_counts_what_it_leaves_out():
     model = small()
     with pytest.raises(RuntimeError, match="steps"):
