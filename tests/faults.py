@@ -12,9 +12,9 @@ import tensorflow as tf
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """A fault: `plant` patches tfdp, and one of `tests` (paths below tests/) has to fail then."""
+    """A fault: `plant` patches tfdp by a `setattr`, and one of `tests` (below tests/) has to fail."""
 
-    plant: Callable[[], None]
+    plant: Callable[[Callable], None]
     tests: tuple[str, ...]
 
 
@@ -26,7 +26,11 @@ def fault(path, *tests):
     paths = (path,) if isinstance(path, str) else path
 
     def register(changed):
-        FAULTS[changed.__name__] = Fault(lambda: [change(each, changed) for each in paths], tests)
+        def plant(put):
+            for each in paths:
+                change(each, changed, put)
+
+        FAULTS[changed.__name__] = Fault(plant, tests)
         return changed
 
     return register
@@ -42,7 +46,7 @@ def found(path):
     return owner, name, vars(owner)[name]
 
 
-def change(path, changed):
+def change(path, changed, put=setattr):
     """Replaces a function, method or property by `changed(original, *arguments)`."""
     owner, name, original = found(path)
     inner = original
@@ -57,12 +61,12 @@ def change(path, changed):
 
     if inner is not original:
         replacement = type(original)(replacement)
-    setattr(owner, name, replacement)
+    put(owner, name, replacement)
     # Modules that imported a function have it under a name of their own.
     if not isinstance(owner, type):
         for module in [m for n, m in sys.modules.items() if n.startswith("tfdp")]:
             for key in [k for k, v in vars(module).items() if v is original]:
-                setattr(module, key, replacement)
+                put(module, key, replacement)
 
 
 # -- noise ---------------------------------------------------------------------------------------
@@ -232,6 +236,13 @@ def poisson_lots_are_drawn_too_often(draw, self, *given):
     return both.map(lambda a, b: tf.unique(tf.concat([a, b], 0)).y)
 
 
+@fault("data.schemes:PoissonLots._draw", "data/test_schemes.py")
+def poisson_lots_have_a_fixed_order(draw, self, *given):
+    size, turns = self.lot_size, self.num_examples // self.lot_size
+    places = tf.range(size, dtype=tf.int64)
+    return tf.data.Dataset.counter().map(lambda number: size * (number % turns) + places)
+
+
 @fault("data.schemes:FixedSizeLots._draw", "data/test_schemes.py")
 def one_lot_of_fixed_size_comes_again_and_again(draw, self, *given):
     return draw(self, *given).take(1).cache().repeat()
@@ -297,8 +308,8 @@ def ledgers_that_meet_are_not_merged(merge, self, other):
 
 
 @fault("accounting.ledger:Ledger.record", "accounting/test_ledger.py", "test_session.py")
-def a_ledger_counts_every_second_step(record, self, run_id, steps):
-    return record(self, run_id, (steps + 1) // 2)
+def a_ledger_counts_every_second_step(record, self, run_id, steps, taken=None):
+    return record(self, run_id, (steps + 1) // 2, taken)
 
 
 @fault("accounting.ledger:Ledger.from_json", "accounting/test_ledger.py", "training/test_files.py")
@@ -347,10 +358,8 @@ def larger_sum(run, *given, **named):
 
 for engine in ("ghost", "exact", "loop", "lotwise"):
     larger_sum.__name__ = f"the_{engine}_engine_sums_wrongly"
-    register = fault(
-        f"gradients.engines.{engine}:bounded_sum", f"gradients/engines/test_{engine}.py"
-    )
-    register(larger_sum)
+    path, test = f"gradients.engines.{engine}:bounded_sum", f"gradients/engines/test_{engine}.py"
+    fault(path, test)(larger_sum)
 
 
 @fault("gradients.chunk_loop:sum_of_chunks", "gradients/test_lot.py")
