@@ -26,9 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return options.action(options, records.read())
-    except BrokenPipeError:
-        raise
-    except (ImportError, OSError, ValueError) as error:
+    except (ImportError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as interruption:

@@ -33,16 +33,14 @@ def compute(*, coins: int, **settings) -> dict:
 def summary(audits: Sequence[Mapping]) -> dict:
     """Returns what is shown of several audits; epsilons are medians."""
     bounds = [one["bound"] for one in audits]
-    claimed, proven = (statistics.median(one[k] for one in audits) for k in ("claimed", "proven"))
+    stated = {k: statistics.median(one[k] for one in audits) for k in ("claimed", "proven")}
     return {
         "audits": len(audits),
         "every": bounds,
         "bounds": (statistics.median(bounds), max(bounds)),
-        "claimed": claimed,
-        "proven": proven,
-        "above_claimed": _above(audits, "claimed"),
-        "above_proven": _above(audits, "proven"),
-        "of_proven": statistics.median(bounds) / proven,
+        **stated,
+        **{f"above_{kind}": _above(audits, kind) for kind in stated},
+        "of_proven": statistics.median(bounds) / stated["proven"],
     }
 
 

@@ -3,7 +3,6 @@
 It is in tables/*.toml, one file for each paper, or for tables of our own:
 
     paper = "SI-DPSGD"
-    cited = "..."                   # authors, title, where it is found
     [[tables]]
     name = "T4"                     # `python -m papers run si_dpsgd.T4`
     title = "MNIST, accuracy by claimed epsilon"
@@ -106,7 +105,6 @@ class Table:
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
-    cited: str = ""
     axis: str = ""
     guarantee: str = ""
     figure: str = ""
@@ -174,8 +172,7 @@ def _table(name, paper, content) -> Table:
         each = zip(columns, *printed, strict=True)
         rows.append(tuple(_cell(name, content, row, *values) for values in each))
     own = {key: content[key] for key in content.keys() & Table.__dataclass_fields__}
-    own |= {"name": name, "paper": paper["paper"], "cited": paper.get("cited", "")}
-    return Table(**own | {"rows": tuple(rows)})
+    return Table(**own | {"name": name, "paper": paper["paper"], "rows": tuple(rows)})
 
 
 def _cell(table_name, table, row, column, printed, error) -> Cell:

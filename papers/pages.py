@@ -18,12 +18,11 @@ _PAGES = ROOT / "papers" / "pages.toml"
 
 
 def write_pages(results: Path, out: Path, recorded: Records) -> list[Path]:
-    """Writes all pages with their figures into a folder, which is laid out like the repository.
+    """Writes all pages, their figures and the records into a folder laid out like the repository.
 
     Args:
-        results: the folder of all results, which join the records in place of those of their seeds; it
-            need not exist.
-        out: the folder; the records are written, too.
+        results: the folder of local results, if there is one. They replace records of the same seeds.
+        out: the folder.
         recorded: the records.
 
     Returns:
@@ -50,12 +49,9 @@ def write_pages(results: Path, out: Path, recorded: Records) -> list[Path]:
 
 
 def _overview(of_page, recorded) -> list[str]:
-    """The papers, and how much of each table is measured."""
-    cited = {table.paper: table.cited for table in of_page if table.cited}
-    lines = [f"* {paper}: {text}" for paper, text in cited.items()]
+    """How much of each table is measured."""
     rows = [(f"`{t.name}`", [_title(t), _counted(t, recorded)]) for t in of_page]
-    head = [("name", ["what it shows", "cells measured"])]
-    return [*lines, *[""][: len(lines)], *_markdown(head + rows, "---"), ""]
+    return [*_markdown([("name", ["what it shows", "cells measured"]), *rows], "---"), ""]
 
 
 def _title(table) -> str:
@@ -117,11 +113,12 @@ def _lines(table, row, found) -> list[tuple[str, list[str]]]:
 def _turned(table, found) -> list[tuple[str, list[str]]]:
     """The lines of a table with one column of cells, which has a line for each of them."""
     shown = COMPUTATIONS[table.computed].lines
-    known = [(cell.label, found[cell.name]) for cell in table.cells if found[cell.name]]
-    return [
-        (table.axis, [label for label, _ in shown.values()]),
-        *((label, [text(v[name]) for name, (_, text) in shown.items()]) for label, v in known),
+    rows = [
+        (cell.label, [text(values[name]) for name, (_, text) in shown.items()])
+        for cell in table.cells
+        if (values := found[cell.name])
     ]
+    return [(table.axis, [label for label, _ in shown.values()]), *rows]
 
 
 def _markdown(rows, rule="---:") -> list[str]:
