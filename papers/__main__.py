@@ -11,15 +11,14 @@ training that is finished is not run again, and one that was interrupted is resu
 
 import argparse
 import dataclasses
-import importlib.util
 import shlex
-import signal
 import statistics
 import sys
 from pathlib import Path
 
 from papers import records
 from papers.catalogue import cells, tables
+from tfdp.experiments import console
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,9 +26,12 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return options.action(options, records.read())
-    except (OSError, ValueError) as error:
+    except (ImportError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt as interruption:
+        interruption.add_note("The same command resumes it.")
+        raise
 
 
 def _parser():
@@ -58,7 +60,11 @@ def _parser():
     run.add_argument(
         "--skip_recorded", action="store_true", help="leave out what papers/records holds"
     )
-    report = command("report", _report, "write the pages from the records and what was run here")
+    report = command(
+        "report",
+        _report,
+        "write the pages from the records and what was run here; needs tfdp[plot]",
+    )
     report.add_argument(
         "--out",
         type=_folder,
@@ -118,8 +124,8 @@ def _run(options, recorded):
         try:
             found = shown(cell, {cell.source: running.run(cell, options.results)})
             said = "done" if cell.computed else found
-        except running.Failed as failed:
-            status, said = 2, f"failed: {failed}"
+        except (RuntimeError, ValueError) as error:
+            status, said = 2, f"failed: {error}"
         print(f"{cell.name}: {said}", flush=True)
     return status
 
@@ -127,9 +133,6 @@ def _run(options, recorded):
 def _report(options, recorded):
     from papers.pages import write_pages
 
-    if importlib.util.find_spec("matplotlib") is None:
-        print("error: The figures need matplotlib: pip install 'tfdp[plot]'.", file=sys.stderr)
-        return 2
     # The recorded pages are not written over by whoever trains a cell again.
     for path in write_pages(options.results, options.out or options.results / "pages", recorded):
         print(f"Written: {path}")
@@ -137,10 +140,4 @@ def _report(options, recorded):
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # of a pager
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        print("\nInterrupted. The same command resumes it.", file=sys.stderr)
-        sys.exit(128 + signal.SIGINT)
+    console.guarded(main, "python -m papers")

@@ -3,39 +3,40 @@
 It is in tables/*.toml, one file for each paper, or for tables of our own:
 
     paper = "SI-DPSGD"
-    cited = "..."                   # authors, title, where it is found
     [[tables]]
     name = "T4"                     # `python -m papers run si_dpsgd.T4`
     title = "MNIST, accuracy by claimed epsilon"
     axis = "claimed epsilon"
     columns = ["inf", "7", ...]
     figure = "columns"              # see `Table`
-    flags = "--dataset=mnist ..."   # of train.py; a later flag of one name replaces an earlier one
-    column_flags = {inf = "--mechanism=none"}
+    flags = {dataset = "mnist"}     # of train.py: table, row, columns, cell; later ones replace earlier
+    column_flags = {inf = {mechanism = "none", l2_norm_clip = ""}}  # "" removes a flag
     [[tables.rows]]
     name = "dpsgd_lenet5"
     label = "DPSGD LeNet-5"
     paper = [99.20, "NC", ...]      # what the paper prints, in the order of the columns; "" for nothing
     paper_error = [0.02, "", ...]   # the standard errors that it prints, if it does
-    flags = "--mechanism=dpsgd ..."
+    flags = {mechanism = "dpsgd"}
     seeds = 3
     differs = "..."                 # from the paper; of a table, too, for all of its rows
-    cells = {"0.5" = {flags = "...", seeds = 1}, "7" = {absent = "why, and what it would cost"}}
+    cells = {"0.5" = {flags = {steps = 9}, seeds = 1}, "7" = {absent = "why, and what it would cost"}}
     quoted = true                   # a figure that the paper takes from elsewhere: never run
     same_as = "si_dpsgd.T4.row"     # the trainings of another row, column by column; in `cells`, the
                                     # training of one other cell
-    start = "batch_norm.pretraining.tf.-"  # the cell whose weights, of its first seed, are the start
 
-A table with `computed = "noise_distance"` is not trained: its flags are the arguments of a function of
+In `flags`, `initial_weights` names the cell whose weights, of its first seed, are the start. A table
+with `computed = "noise_distance"` is not trained: its flags are the arguments of a function of
 `computed.COMPUTATIONS`.
 """
 
+import collections
 import dataclasses
 import functools
-import shlex
+import itertools
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from tfdp._validate import did_you_mean
 
@@ -50,7 +51,7 @@ class Cell:
     Attributes:
         name: "paper.table.row.column".
         label: that of its row.
-        flags: all flags of train.py but the seed, or the arguments of the computation.
+        settings: those of train.py but the seed, or the arguments of the computation.
         seeds: the seeds that are run; empty if none is.
         source: name of the cell that is run: its own, or another's with the same training.
         printed: what the paper prints there: a number in percent, a text, or None.
@@ -61,26 +62,28 @@ class Cell:
     name: str
     label: str
     column: str
-    flags: tuple[str, ...]
+    settings: Mapping[str, Any]
     seeds: tuple[int, ...]
     source: str
     printed: float | str | None
     printed_error: float | None
-    differs: str
-    absent: str
-    quoted: bool
-    start: str
     computed: str
+    differs: str = ""
+    absent: str = ""
+    quoted: bool = False
 
+    @property
+    def start(self) -> str | None:
+        """Name of the cell whose weights are the start, if there is one."""
+        return self.settings.get("initial_weights")
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One row of a table; the attributes are those of the file."""
-
-    label: str
-    cells: tuple[Cell, ...]
-    differs: str
-    quoted: bool
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The settings as words of a command."""
+        return tuple(
+            f"--{'' if value else 'no'}{name}" if isinstance(value, bool) else f"--{name}={value}"
+            for name, value in self.settings.items()
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +92,7 @@ class Table:
 
     Attributes:
         name: "paper.table".
+        rows: the cells, row by row.
         guarantee: which epsilon the columns are: "claimed", "proven" or "" for none.
         figure: what is drawn, if anything: accuracy by "epoch", by "columns" or by "claimed" epsilon;
             "histogram", "audits", or the names of computed values, such as "sigma proven".
@@ -100,8 +104,7 @@ class Table:
     paper: str
     title: str
     columns: tuple[str, ...]
-    rows: tuple[Row, ...]
-    cited: str = ""
+    rows: tuple[tuple[Cell, ...], ...]
     axis: str = ""
     guarantee: str = ""
     figure: str = ""
@@ -112,8 +115,8 @@ class Table:
 
     @property
     def cells(self) -> list[Cell]:
-        """All cells, row by row."""
-        return [cell for row in self.rows for cell in row.cells]
+        """All cells."""
+        return [cell for row in self.rows for cell in row]
 
 
 @functools.cache
@@ -124,11 +127,17 @@ def tables() -> tuple[Table, ...]:
         ValueError: a file names a column or a cell that there is not.
     """
     papers = {path.stem: tomllib.loads(path.read_text()) for path in sorted(TABLES.glob("*.toml"))}
-    entries = {name: entry for paper in papers.items() for name, entry in _entries(*paper)}
-    return tuple(
-        _table(f"{stem}.{table['name']}", paper, table, entries)
+    found = [
+        _table(f"{stem}.{content['name']}", paper, content)
         for stem, paper in papers.items()
-        for table in paper["tables"]
+        for content in paper["tables"]
+    ]
+    own = {cell.name: (cell, table) for table in found for cell in table.cells}
+    return tuple(
+        dataclasses.replace(
+            table, rows=tuple(tuple(_with_source(cell, own) for cell in row) for row in table.rows)
+        )
+        for table in found
     )
 
 
@@ -142,96 +151,68 @@ def cells(names: Iterable[str] = ()) -> list[Cell]:
         ValueError: nothing has such a name.
     """
     every = [cell for table in tables() for cell in table.cells]
-    groups = {}  # the cells of a paper, a table, a row, and each cell by itself
+    groups = collections.defaultdict(list)  # of a paper, a table, a row, and each cell by itself
     for cell in every:
-        parts = cell.name.split(".", 3)  # a column may have a dot
-        for i in range(1, 5):
-            groups.setdefault(".".join(parts[:i]), []).append(cell)
-    for name in names:
-        if name not in groups:
-            raise ValueError(
-                f"No table, row or cell is called {name!r}; `list` shows all."
-                f"{did_you_mean(name, sorted(groups))}"
-            )
-    return list(dict.fromkeys(cell for name in names for cell in groups[name])) or every
+        for group in itertools.accumulate(cell.name.split(".", 3), "{}.{}".format):
+            groups[group].append(cell)
+    if unknown := [name for name in names if name not in groups]:
+        hint = did_you_mean(unknown[0], sorted(groups))
+        raise ValueError(f"No table, row or cell is called {unknown[0]!r}; `list` shows all.{hint}")
+    return list({cell.name: cell for name in names for cell in groups[name]}.values()) or every
 
 
-def merged(*texts: str) -> tuple[str, ...]:
-    """Returns the flags in several texts; of flags of one name, the last stays, in the first's place.
-
-    A flag that is written --name= is left out, and --noname replaces --name.
-    """
-    flags = shlex.split(" ".join(texts))
-    found = {name: flag for flag, (name, _) in zip(flags, pairs(flags), strict=True)}
-    return tuple(flag for flag in found.values() if not flag.endswith("="))
-
-
-def pairs(flags: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yields the name and the value of each flag; "true" and "false" of --name and --noname."""
-    for flag in flags:
-        name, equals, value = flag.removeprefix("--").partition("=")
-        negated = not equals and name.startswith("no") and name != "normalize_output"
-        yield (name.removeprefix("no"), "false") if negated else (name, value if equals else "true")
-
-
-def _entries(stem, paper) -> Iterator[tuple[str, dict]]:
-    """Yields what is said of each cell: in its own entry, else of its row, else of its table."""
-    for table in paper["tables"]:
-        shared = {"seeds": 1 if "computed" in table else 3, "first_seed": 1, "computed": ""}
-        shared |= {key: table[key] for key in shared if key in table}
-        shared["differs_all"] = table.get("differs", "")
-        for row in table["rows"]:
-            cells = row.get("cells", {})
-            if unknown := {*cells, *row.get("column_flags", ())} - {*table["columns"]}:
-                raise ValueError(f"{stem}.{table['name']} has no columns {unknown}.")
-            for column in table["columns"]:
-                own, levels = cells.get(column, {}), (table, row)
-                flags = [level.get("flags", "") for level in levels]
-                flags += [level.get("column_flags", {}).get(column, "") for level in levels]
-                flags = merged(*flags, own.get("flags", ""))
-                name = f"{stem}.{table['name']}.{row['name']}.{column}"
-                yield name, {**shared, **row, **own, "flags": flags}
-
-
-def _table(name, paper, content, entries) -> Table:
+def _table(name, paper, content) -> Table:
+    """Returns a table, in which cells with the training of another name it as their source only."""
+    columns, rows = content["columns"], []
+    nothing = [""] * len(columns)
+    for row in content["rows"]:
+        if unknown := {*row.get("cells", ()), *row.get("column_flags", ())} - {*columns}:
+            raise ValueError(f"{name} has no columns {unknown}.")
+        printed = (row.get("paper", nothing), row.get("paper_error", nothing))
+        each = zip(columns, *printed, strict=True)
+        rows.append(tuple(_cell(name, content, row, *values) for values in each))
     own = {key: content[key] for key in content.keys() & Table.__dataclass_fields__}
-    own["rows"] = tuple(_row(f"{name}.{r['name']}", content, r, entries) for r in content["rows"])
-    return Table(**own | {"name": name, "paper": paper["paper"], "cited": paper.get("cited", "")})
+    return Table(**own | {"name": name, "paper": paper["paper"], "rows": tuple(rows)})
 
 
-def _row(name, table, row, entries) -> Row:
-    empty = [""] * len(table["columns"])
-    printed = (row.get("paper", empty), row.get("paper_error", empty))
-    columns = zip(table["columns"], *printed, strict=True)
-    cells = tuple(_cell(f"{name}.{column}", column, *each, entries) for column, *each in columns)
-    differs = cells[0].differs if "same_as" in row else row.get("differs", "")
-    return Row(row["label"], cells, differs, row.get("quoted", False))
-
-
-def _cell(name, column, printed, error, entries) -> Cell:
-    own = entries[name]
-    source, differs = own.get("same_as", name), own.get("differs", "")
-    source += f".{column}" if source.count(".") == 2 else ""
-    for other in (source, own.get("start", source)):
-        if other not in entries or (other != name and "same_as" in entries[other]):
-            raise ValueError(f"{name} names {other}, which is no cell with its own trainings.")
-    run = entries[source]
-    if source != name and not differs:
-        differs = " ".join(filter(None, (run.get("differs"), run["differs_all"])))
-    first = run["first_seed"]
-    is_run = not ("quoted" in own or "absent" in run)
+def _cell(table_name, table, row, column, printed, error) -> Cell:
+    own = row.get("cells", {}).get(column, {})
+    entry = {"seeds": table.get("seeds", 3)} | row | own
+    settings = table.get("flags", {}) | row.get("flags", {})
+    for level in (table, row):
+        settings |= level.get("column_flags", {}).get(column, {})
+    settings |= own.get("flags", {})
+    name, first = f"{table_name}.{row['name']}.{column}", table.get("first_seed", 1)
+    source = entry.get("same_as", name)
+    is_run = not entry.keys() & {"quoted", "absent"}
     return Cell(
         name=name,
-        label=own["label"],
+        label=row["label"],
         column=column,
-        flags=run["flags"],
-        seeds=tuple(range(first, first + run["seeds"])) if is_run else (),
-        source=source,
+        settings={key: value for key, value in settings.items() if value != ""},
+        seeds=tuple(range(first, first + entry["seeds"])) if is_run else (),
+        source=source + (f".{column}" if source.count(".") == 2 else ""),
         printed=None if printed == "" else printed,
         printed_error=None if error == "" else error,
-        differs=differs,
-        absent=run.get("absent", ""),
-        quoted="quoted" in own,
-        start=run.get("start", ""),
-        computed=run["computed"],
+        computed=table.get("computed", ""),
+        **{key: entry[key] for key in ("differs", "absent", "quoted") if key in entry},
+    )
+
+
+def _with_source(cell, own) -> Cell:
+    """Returns a cell with what is run in its place, which may be the training of another."""
+    for name in filter(None, (cell.source, cell.start)):
+        if name not in own or own[name][0].source != name:
+            raise ValueError(f"{cell.name} names {name}, which is no cell with its own trainings.")
+    run, table = own[cell.source]
+    if run is cell:
+        return cell
+    return dataclasses.replace(
+        run,
+        name=cell.name,
+        label=cell.label,
+        column=cell.column,
+        printed=cell.printed,
+        printed_error=cell.printed_error,
+        differs=cell.differs or " ".join(filter(None, (run.differs, table.differs))),
     )

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from papers import audit, gradient_histogram, noise
-from papers.catalogue import Cell, pairs
+from papers.catalogue import Cell
 from papers.records import Measured, Records, runs_of
 from tfdp.accounting.guarantee import format_epsilon
 
@@ -75,22 +75,9 @@ COMPUTATIONS = {
 
 def compute(cell: Cell, seed: int) -> dict:
     """Computes a cell with a seed."""
-    computation, found = COMPUTATIONS[cell.computed], arguments(cell)
-    return computation.compute(**found | ({computation.seeded: seed} if computation.seeded else {}))
-
-
-def arguments(cell: Cell) -> dict:
-    """Returns the arguments of a cell's computation."""
-    return {name: _value(text) for name, text in pairs(cell.flags)}
-
-
-def _value(text: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return text
+    computation = COMPUTATIONS[cell.computed]
+    seeded = {computation.seeded: seed} if computation.seeded else {}
+    return computation.compute(**cell.settings | seeded)
 
 
 def shown(cell: Cell, records: Records) -> Measured | Mapping | None:

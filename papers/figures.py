@@ -50,9 +50,9 @@ def _curves(table, known):
     figure, grid = _panels(len(table.rows) if several else 1, 2.6 if several else 3.2, sharey=True)
     for i, row in enumerate(table.rows):
         axes = grid[i if several else 0]
-        axes.set_title(row.label if several else "", fontsize=_FONT)
+        axes.set_title(row[0].label if several else "", fontsize=_FONT)
         axes.set_ylabel("test accuracy (%)", fontsize=_FONT)
-        for cell in row.cells:
+        for cell in row:
             m = known.get(cell.name)
             curves = [dict(run["curve"]) for run in m.runs if "curve" in run] if m else []
             if curves:
@@ -61,7 +61,7 @@ def _curves(table, known):
                 values = 100 * np.array([[curve[e] for e in epochs] for curve in curves])
                 n = len(values)
                 error = values.std(axis=0, ddof=1) / math.sqrt(n) if n > 1 else None
-                label = f"{table.axis} {cell.column}" if several else row.label
+                label = f"{table.axis} {cell.column}" if several else row[0].label
                 _line(axes, label, epochs, values.mean(axis=0), error)
     grid[-1].set_xlabel("epoch", fontsize=_FONT)
     return figure
@@ -71,12 +71,12 @@ def _accuracies(table, known):
     """Accuracy by column, or by claimed epsilon."""
     figure, (axes,) = _panels(1, 3.2)
     for row in table.rows:
-        some = [(cell, known[cell.name]) for cell in row.cells if cell.name in known]
+        some = [(cell, known[cell.name]) for cell in row if cell.name in known]
         by_column = table.figure == "columns"
         points = [(float(c.column) if by_column else m.epsilon("claimed"), m) for c, m in some]
         points = sorted((x, m.mean, m.error) for x, m in points)
         if points:
-            _line(axes, row.label, *zip(*points, strict=True))
+            _line(axes, row[0].label, *zip(*points, strict=True))
     low, high = axes.get_ylim()
     if (short := _LEAST_RANGE - (high - low)) > 0:
         axes.set_ylim(low - short / 2, high + short / 2)
@@ -94,9 +94,9 @@ def _values(table, known):
     printed = [(float(c.column), c.printed) for c in table.cells if c.printed is not None]
     for axes, name in zip(grid, names, strict=True):
         for row in table.rows:
-            y = [known[cell.name][name] for cell in row.cells if cell.name in known]
+            y = [known[cell.name][name] for cell in row if cell.name in known]
             if len(y) == len(columns):
-                _line(axes, row.label, columns, y)
+                _line(axes, row[0].label, columns, y)
         if name == "proven":
             axes.plot(columns, columns, "--", color="#666666", label="proven = claimed")
         elif axes is grid[0] and printed:

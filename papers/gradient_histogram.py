@@ -24,34 +24,15 @@ def compute(*, examples: int, **settings) -> dict:
     # These import Keras, which the catalogue's other commands do without.
     from tfdp import data
     from tfdp.experiments import Experiment, run
+    from tfdp.gradients import per_example_gradients
 
     experiment = Experiment(mechanism="none", sampling="shuffle", **settings)
     result = run(experiment, verbose=0)
     found = data.load(experiment.dataset, train_split=experiment.train_split)
-    entries = gradients(result.model, found.x_train[:examples], found.y_train[:examples])
+    some = found.x_train[:examples], found.y_train[:examples]
+    parts = per_example_gradients(result.model, *some)
+    entries = np.concatenate([np.ravel(part) for part in parts])
     return summary(entries) | {"test_accuracy": 100 * result.test_accuracy}
-
-
-def gradients(model, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Returns [examples, weights]: the gradient of the cross-entropy of each example.
-
-    Args:
-        model: a Keras model that returns logits.
-        x: inputs.
-        y: class indices.
-    """
-    import tensorflow as tf
-
-    @tf.function
-    def gradient(one, label):
-        with tf.GradientTape() as tape:
-            logits = model(one[None], training=False)
-            loss = tf.nn.sparse_softmax_cross_entropy_with_logits(label[None], logits)
-        parts = tape.gradient(loss, [each.value for each in model.trainable_variables])
-        return tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0)
-
-    x, y = tf.convert_to_tensor(x), tf.convert_to_tensor(y)
-    return np.stack([gradient(x[i], y[i]).numpy() for i in range(len(x))])
 
 
 def summary(entries: np.ndarray) -> dict:

@@ -1,6 +1,6 @@
-"""Figures of the papers that are computed: the noise for an epsilon, and how far noise moves a vector.
+"""Computed figures of the papers: the noise for an epsilon, and how far noise moves a vector.
 
-This module imports neither TensorFlow nor Keras.
+Neither TensorFlow nor Keras is imported.
 """
 
 import functools
@@ -13,9 +13,8 @@ from tfdp import accounting
 from tfdp.accounting.numerics import renyi_of_noise
 from tfdp.accounting.numerics.noise_families import degrees, log_density
 
-_ORDER = 2
-# Relative accuracy of the divergence.
-_TOLERANCE = 1e-9
+_ORDERS = (2,)  # of the Rényi divergence
+_TOLERANCE = 1e-9  # relative, of the divergence
 
 
 def by_epsilon(*, epsilon: float, delta: float, **run) -> dict:
@@ -23,11 +22,11 @@ def by_epsilon(*, epsilon: float, delta: float, **run) -> dict:
 
     Args:
         epsilon, delta: the claimed guarantee.
-        run: the training, in Poisson lots, as for `accounting.describe`; "composition" is the reading
-            of the recipe, one of `accounting.mechanisms.dp_dropout.READINGS`.
+        run: arguments of `accounting.describe` for Poisson lots. "composition" chooses the recipe, one
+            of `accounting.mechanisms.dp_dropout.READINGS`.
 
     Returns:
-        "sigma" (half of tfdp's noise multiplier), "claimed" and "proven" (epsilons).
+        "sigma" (half of tfdp's noise multiplier), and the "claimed" and "proven" epsilons.
     """
     run = accounting.describe("dp_dropout", "poisson", noise_multiplier=1.0, **run)
     noise = accounting.noise_for(epsilon, delta, run, "claimed")
@@ -48,29 +47,27 @@ def distance(
 ) -> dict:
     """Figure 6 of the encoding paper: how far noise of a family moves a vector, at equal privacy.
 
-    A privatized vector is the encoded one plus independent noise in every coordinate. So the L1
-    distance between both is the sum of the magnitudes of the noise, whatever the vector is, and its
-    mean for each coordinate is E|noise|. Privacy is the Rényi divergence of order 2 of one step in
-    which the record surely takes part, for the worst vector of the codebook.
+    The L1 distance of a vector from its noisy version is the sum of the magnitudes of the noise. So the
+    mean distance in each coordinate is E|noise|, for every vector. The scale of the noise is the
+    smallest that keeps the divergence of one step for each vector of the codebook.
 
     Args:
         noise, degrees_of_freedom: the family.
-        divergence: the Rényi divergence of order 2 of one step.
+        divergence: the Rényi divergence of order 2 of a step in which the record takes part.
         codebook_size, num_weights, seed: of the codebook.
 
     Returns:
-        "l1" (E|noise| of a coordinate in clip norms), "of_gaussian" (this in percent of Gaussian noise
-        of the same divergence) and "scale" (in clip norms).
+        "l1" (E|noise| in clip norms), "of_gaussian" (in percent of Gaussian noise of the same
+        divergence) and "scale" (in clip norms).
     """
     vectors = codebook(codebook_size, num_weights, seed)
 
     def excess(scale, vector):
-        moments = renyi_of_noise.corner(noise, vector / scale, (_ORDER,), degrees_of_freedom)
-        return float(renyi_of_noise.subsampled(moments, 1.0, (_ORDER,))[0]) / divergence - 1
+        moments = renyi_of_noise.corner(noise, vector / scale, _ORDERS, degrees_of_freedom)
+        return float(renyi_of_noise.subsampled(moments, 1.0, _ORDERS)[0]) / divergence - 1
 
-    # For small entries the scale is the Gaussian one times the root of the family's Fisher information,
-    # which is between 0.29 and 1. The worst vector depends on the scale: each round raises the scale to
-    # that of a worse vector, so it ends, also where vectors differ by rounding only.
+    # The scale is near that of Gaussian noise. The worst vector depends on the scale, so each round
+    # solves for the worst vector of the round before. Scales only grow, so the rounds end.
     guess, worst = 1 / math.sqrt(divergence), vectors[0]
     while True:
         scale = optimize.brentq(excess, guess / 8, guess * 8, args=(worst,), rtol=1e-12)
@@ -83,12 +80,7 @@ def distance(
 
 
 def mean_size(noise: str, degrees_of_freedom: float | None = None) -> float:
-    """Returns E|x| of a family at scale 1; infinite where there is no mean.
-
-    Args:
-        noise: one of `accounting.numerics.noise_families.FAMILIES`.
-        degrees_of_freedom: those of student_t.
-    """
+    """Returns E|x| of a family of `noise_families.FAMILIES` at scale 1; infinite without a mean."""
     if (degrees(noise, degrees_of_freedom) or math.inf) <= 1:
         return math.inf
 
@@ -100,10 +92,7 @@ def mean_size(noise: str, degrees_of_freedom: float | None = None) -> float:
 
 @functools.lru_cache(maxsize=1)
 def codebook(size: int, num_weights: int, seed: int) -> np.ndarray:
-    """Returns [size, num_weights] magnitudes: the paper's vectors of norm 1.
-
-    Their entries are standard normal numbers, those below 1e-5 zero, scaled to norm 1.
-    """
+    """Returns [size, num_weights]: magnitudes of normal numbers, below 1e-5 zero, scaled to norm 1."""
     vectors = np.abs(np.random.default_rng(seed).standard_normal((size, num_weights)))
     vectors[vectors < 1e-5] = 0.0
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)

@@ -1,5 +1,6 @@
 """Writes the pages: what the papers print beside what was measured, in Markdown with figures."""
 
+import collections
 import math
 import os
 import statistics
@@ -17,12 +18,11 @@ _PAGES = ROOT / "papers" / "pages.toml"
 
 
 def write_pages(results: Path, out: Path, recorded: Records) -> list[Path]:
-    """Writes all pages with their figures into a folder, which is laid out like the repository.
+    """Writes all pages, their figures and the records into a folder laid out like the repository.
 
     Args:
-        results: the folder of all results, which join the records in place of those of their seeds; it
-            need not exist.
-        out: the folder; the records are written, too.
+        results: the folder of local results, if there is one. They replace records of the same seeds.
+        out: the folder.
         recorded: the records.
 
     Returns:
@@ -49,12 +49,9 @@ def write_pages(results: Path, out: Path, recorded: Records) -> list[Path]:
 
 
 def _overview(of_page, recorded) -> list[str]:
-    """The papers, and how much of each table is measured."""
-    cited = {table.paper: table.cited for table in of_page if table.cited}
-    lines = [f"* {paper}: {text}" for paper, text in cited.items()]
+    """How much of each table is measured."""
     rows = [(f"`{t.name}`", [_title(t), _counted(t, recorded)]) for t in of_page]
-    head = [("name", ["what it shows", "cells measured"])]
-    return [*lines, *[""][: len(lines)], *_markdown(head + rows, "---"), ""]
+    return [*_markdown([("name", ["what it shows", "cells measured"]), *rows], "---"), ""]
 
 
 def _title(table) -> str:
@@ -91,18 +88,18 @@ def _section(table, recorded, out, path) -> list[str]:
 
 def _lines(table, row, found) -> list[tuple[str, list[str]]]:
     """The lines of a row: what the paper prints, and what was measured."""
-    printed = [_printed(cell) for cell in row.cells]
-    whose = ": quoted" if row.quoted else ": paper" if any(printed) else ""
-    here = [found[cell.name] for cell in row.cells]
+    printed = [_printed(cell) for cell in row]
+    whose = ": quoted" if row[0].quoted else ": paper" if any(printed) else ""
+    here = [found[cell.name] for cell in row]
     if table.computed and any(here):
         lines = [
             (label, [text(values[name]) if values else "" for values in here])
             for name, (label, text) in COMPUTATIONS[table.computed].lines.items()
         ]
-    elif table.computed or row.quoted:
+    elif table.computed or row[0].quoted:
         lines = []
     else:
-        absent = ["not run" if cell.absent else "not yet" for cell in row.cells]
+        absent = ["not run" if cell.absent else "not yet" for cell in row]
         lines = [("here", [str(m or a) for m, a in zip(here, absent, strict=True)])]
         if any(math.isfinite(m.epsilon("claimed")) for m in here if m):
             for kind in ("claimed", "proven"):
@@ -110,17 +107,18 @@ def _lines(table, row, found) -> list[tuple[str, list[str]]]:
         for name in table.lines:
             texts = [_number(m.runs[0][name]) if m else "" for m in here]
             lines.append((name.replace("_", " "), texts))
-    return [(f"**{row.label}{whose}**", printed), *((f"&emsp;{name}", t) for name, t in lines)]
+    return [(f"**{row[0].label}{whose}**", printed), *((f"&emsp;{name}", t) for name, t in lines)]
 
 
 def _turned(table, found) -> list[tuple[str, list[str]]]:
     """The lines of a table with one column of cells, which has a line for each of them."""
     shown = COMPUTATIONS[table.computed].lines
-    known = [(cell.label, found[cell.name]) for cell in table.cells if found[cell.name]]
-    return [
-        (table.axis, [label for label, _ in shown.values()]),
-        *((label, [text(v[name]) for name, (_, text) in shown.items()]) for label, v in known),
+    rows = [
+        (cell.label, [text(values[name]) for name, (_, text) in shown.items()])
+        for cell in table.cells
+        if (values := found[cell.name])
     ]
+    return [(table.axis, [label for label, _ in shown.values()]), *rows]
 
 
 def _markdown(rows, rule="---:") -> list[str]:
@@ -134,50 +132,36 @@ def _remarks(table: Table) -> list[str]:
     found = [text for text in (table.note, table.differs) if text]
     if table.guarantee == "proven" and any(cell.printed for cell in table.cells):
         found.insert(0, "The paper's figures are those at the same epsilons, claimed.")
-    rows = [(row.differs, row.label) for row in table.rows]
-    of_cells = [
-        (cell.differs, f"{cell.label} at {cell.column}")
-        for row in table.rows
-        for cell in row.cells
-        if cell.differs != row.differs
-    ]
-    absent = [(cell.absent, f"{cell.label} at {cell.column}") for cell in table.cells]
-    found += [f"{', '.join(labels)}: {text}" for text, labels in _grouped(rows)]
-    found += [f"{', '.join(labels)}: {text}" for text, labels in _grouped(of_cells)]
-    found += [f"Not run: {', '.join(labels)}. {text}" for text, labels in _grouped(absent)]
+    differs, absent = collections.defaultdict(list), collections.defaultdict(list)
+    for row in table.rows:
+        differs[row[0].differs].append(row[0].label)
+        for cell in row:
+            absent[cell.absent].append(_place(cell))
+            if cell.differs != row[0].differs:
+                differs[cell.differs].append(_place(cell))
+    found += [f"{', '.join(labels)}: {text}" for text, labels in differs.items() if text]
+    found += [f"Not run: {', '.join(labels)}. {text}" for text, labels in absent.items() if text]
     return found
 
 
-def _grouped(pairs) -> list[tuple[str, list[str]]]:
-    groups = {}
-    for text, label in pairs:
-        if text:
-            groups.setdefault(text, []).append(label)
-    return list(groups.items())
+def _place(cell) -> str:
+    return f"{cell.label} at {cell.column}"
 
 
 def _runs(table, found) -> list[str]:
     """What is still to be trained, and what the trainings of the table took."""
-    said, rows = [], []
-    for row in table.rows:
-        left = [c.column for c in row.cells if c.seeds and not found[c.name]]
-        if left:
-            rows.append(f"{row.label} at {', '.join(left)}")
-    if rows:
-        said.append(f"Not measured yet: {'; '.join(rows)}.")
+    left = [_place(cell) for cell in table.cells if cell.seeds and not found[cell.name]]
+    said = [f"Not measured yet: {', '.join(left)}."] if left else []
     known = [m.runs for m in found.values() if m]
-    runs = [run for some in known for run in some]
-    if runs:
+    if runs := [run for some in known for run in some]:
         minutes = [statistics.fmean(run["seconds"] for run in some) / 60 for some in known]
-        low, high = f"{min(minutes):.1f}", f"{max(minutes):.1f}"
-        each = " each" if len(runs) > 1 else ""
-        text = f"{len(runs)} training{'s' * (len(runs) > 1)} of {low}"
-        text += f"{'' if low == high else f' to {high}'} minutes{each}"
+        span = " to ".join(dict.fromkeys(f"{f(minutes):.1f}" for f in (min, max)))
+        facts = [f"Trainings: {len(runs)}", f"{span} minutes each"]
         if commits := sorted({_commit(run["code"]) for run in runs if "code" in run}):
-            text += f", at commit{'s' * (len(commits) > 1)} {', '.join(commits)}"
+            facts.append(f"commits: {', '.join(commits)}")
         if lost := sum(run.get("lost_steps", 0) for run in runs):
-            text += f". Crashes took {lost:,} of all their steps, which stay counted"
-        said.append(f"{text}.")
+            facts.append(f"steps lost in crashes, which stay counted: {lost:,}")
+        said.append(f"{'; '.join(facts)}.")
     return said
 
 

@@ -2,7 +2,6 @@
 
     {"si_dpsgd.T4.dpsgd_lenet5.3": {
         "flags": ["--dataset=mnist", ...],  # what it was trained with
-        "start": "batch_norm.pretraining.ln.accuracy",  # the cell whose weights were the start
         "seeds": {"1": {"test_accuracy": 0.97, ...}, ...}}}
 
 A seed has what `kept` takes from the run.json of train.py, or the "values" of a computation; "seconds";
@@ -31,11 +30,10 @@ class Record:
 
     flags: tuple[str, ...]
     seeds: Mapping[int, Mapping]
-    start: str = ""
 
     def is_of(self, cell: Cell) -> bool:
-        """Whether it was made with the flags, and from the start, that the catalogue has now."""
-        return {*self.flags} == {*cell.flags} and self.start == cell.start
+        """Whether it was made with the flags that the catalogue has now."""
+        return {*self.flags} == {*cell.flags}
 
 
 Records = Mapping[str, Record]
@@ -57,15 +55,13 @@ def kept(content: Mapping) -> dict:
 
 def read(*paths: Path) -> dict[str, Record]:
     """Returns the records in some files, by default those of the repository, by the names of cells."""
-    found = {}
-    for path in paths or sorted(RECORDS.glob("*.json")):
-        try:
-            for name, content in json.loads(path.read_text()).items():
-                seeds = {int(seed): run for seed, run in content["seeds"].items()}
-                found[name] = Record(tuple(content["flags"]), seeds, content.get("start", ""))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} has no records of cells: {error!r}.") from error
-    return found
+    return {
+        name: Record(
+            tuple(content["flags"]), {int(seed): run for seed, run in content["seeds"].items()}
+        )
+        for path in paths or sorted(RECORDS.glob("*.json"))
+        for name, content in json.loads(path.read_text()).items()
+    }
 
 
 def write(path: Path, records: Records) -> None:
@@ -76,9 +72,8 @@ def write(path: Path, records: Records) -> None:
             f'   "{seed}": {json.dumps(run, sort_keys=True)}'
             for seed, run in sorted(record.seeds.items())
         )
-        start = f'  "start": {json.dumps(record.start)},\n' if record.start else ""
         texts.append(
-            f' {json.dumps(name)}: {{\n  "flags": {json.dumps(record.flags)},\n{start}'
+            f' {json.dumps(name)}: {{\n  "flags": {json.dumps(record.flags)},\n'
             f'  "seeds": {{\n{seeds}\n  }}\n }}'
         )
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -107,10 +102,8 @@ def merge(old: Records, new: Records) -> dict[str, Record]:
     """Returns the records of both; those of `new` win, and replace all of other flags."""
     merged = dict(old)
     for name, record in new.items():
-        before = old.get(name)
-        if before is not None and {*before.flags} == {*record.flags}:
-            record = dataclasses.replace(record, seeds={**before.seeds, **record.seeds})
-        merged[name] = record
+        same = name in old and {*old[name].flags} == {*record.flags}
+        merged[name] = Record(record.flags, {**(old[name].seeds if same else {}), **record.seeds})
     return merged
 
 

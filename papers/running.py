@@ -18,10 +18,6 @@ from papers import computed, records
 from papers.catalogue import ROOT, Cell, cells
 
 
-class Failed(Exception):
-    """A cell could not be run; the message says why."""
-
-
 def run(cell: Cell, results: Path) -> records.Record:
     """Runs the seeds of a cell that are not there yet, and before them the cell that it starts from.
 
@@ -30,13 +26,13 @@ def run(cell: Cell, results: Path) -> records.Record:
         results: the folder of all results.
 
     Raises:
-        Failed: something could not be run. The same call resumes it.
+        RuntimeError, ValueError: something could not be run. The same call resumes it.
     """
     path = records.place(results, cell) / "record.json"
-    record = records.own(results, cell) or records.Record(cell.flags, {}, cell.start)
+    record = records.own(results, cell) or records.Record(cell.flags, {})
     if not record.is_of(cell):
-        raise Failed(
-            f"{path.parent} was made with other flags or another start than the catalogue has now. "
+        raise RuntimeError(
+            f"{path.parent} was made with other flags than the catalogue has now. "
             "Remove it, or choose another folder of --results."
         )
     missing = [seed for seed in cell.seeds if seed not in record.seeds]
@@ -50,7 +46,9 @@ def run(cell: Cell, results: Path) -> records.Record:
 
     if cell.computed:
         for seed in missing:
-            add(seed, _computed(cell, seed))
+            started = time.perf_counter()
+            values = computed.compute(cell, seed)
+            add(seed, {"values": values, "seconds": time.perf_counter() - started})
     elif missing:
         if cell.start:
             (start,) = cells([cell.start])
@@ -68,23 +66,15 @@ def command(cell: Cell, seeds: Iterable[int], results: Path) -> list[str]:
     """Returns the words of the command that runs some seeds of a cell."""
     if cell.computed:
         return ["python", "-m", "papers", "run", cell.name]
-    # Without a flag file train.py would take what is not named from a recipe.
-    words = ["python", "train.py", "--flagfile=papers/no_recipe.cfg", *cell.flags]
-    words.append(f"--sweep=seed={','.join(map(str, seeds))}")
     if cell.start:
         (start,) = cells([cell.start])
         weights = records.place(results, start) / f"seed={start.seeds[0]}" / "model.keras"
-        words.append(f"--initial_weights={weights.resolve()}")
+        settings = cell.settings | {"initial_weights": weights.resolve()}
+        cell = dataclasses.replace(cell, settings=settings)
+    # Without a flag file train.py would take what is not named from a recipe.
+    words = ["python", "train.py", "--flagfile=papers/no_recipe.cfg", *cell.flags]
+    words.append(f"--sweep=seed={','.join(map(str, seeds))}")
     return [*words, f"--model_dir={records.place(results, cell)}"]
-
-
-def _computed(cell, seed) -> dict:
-    started = time.perf_counter()
-    try:
-        values = computed.compute(cell, seed)
-    except (RuntimeError, ValueError) as error:
-        raise Failed(str(error)) from error
-    return {"values": values, "seconds": time.perf_counter() - started}
 
 
 def _train(words, log):
@@ -102,7 +92,7 @@ def _train(words, log):
             raise
     if status:
         errors = [line for line in log.read_text().splitlines() if "error: " in line]
-        raise Failed(f"{errors[-1] if errors else f'status {status}'} (all of it: {log})")
+        raise RuntimeError(f"{errors[-1] if errors else f'status {status}'} (all of it: {log})")
 
 
 @functools.cache

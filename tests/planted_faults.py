@@ -32,7 +32,7 @@ def faults():
 def pytest_configure(config):
     """Plants a fault: this module is a plugin of the pytest that the command starts."""
     if os.environ.get(_PLANTED):
-        faults().FAULTS[os.environ[_PLANTED]].plant()
+        faults().FAULTS[os.environ[_PLANTED]].plant(setattr)
 
 
 def noticing(name: str, tests: tuple[str, ...]) -> tuple[list[str], str]:

@@ -15,7 +15,6 @@ from tests.keras_suite import layers_cases, layers_expected, layers_gradients
 # One case of every kind of outcome.
 SHORT = [
     "core/embedding_test.py::EmbeddingTest::test_embedding_basics#0",
-    "convolutional/conv_test.py::ConvBasicTest::test_conv2d_basic1#0",
     "normalization/batch_normalization_test.py::BatchNormalizationTest::test_bn_basics#0",
     "regularization/dropout_test.py::DropoutTest::test_dropout_basics#0",
 ]

@@ -113,11 +113,10 @@ def test_both_noises_have_the_scale_that_the_accounting_takes():
 # -- training ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("setting", [{}, {"engine": "vectorized", "physical_batch_size": 4}])
-def test_two_steps_by_hand(setting):
+def test_two_steps_by_hand():
     """Without noise: clipped at C_0, then C_1 = C_0 exp(-rate (fraction - quantile)), clipped at it."""
     optimizer = adaptive(noise=0.0, clip=0.5, target_quantile=0.3, quantile_learning_rate=0.7)
-    model, reference = private(optimizer, **setting), plain()
+    model, reference = private(optimizer, physical_batch_size=4), plain()
     x, y = data(16)
     clip = 0.5
     for rows in (slice(0, 8), slice(8, 16)):

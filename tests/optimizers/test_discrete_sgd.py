@@ -111,11 +111,10 @@ def test_without_encoding_gradients_are_clipped():
     np.testing.assert_allclose(weights(model), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("noise", ["student_t", "laplace"])
-def test_noise_has_the_law_of_its_family_with_the_right_scale(noise):
+def test_noise_has_the_law_of_its_family_with_the_right_scale():
     keras.utils.set_random_seed(0)
     network = keras.Sequential([keras.Input((4,)), layers.Dense(600), layers.Dense(3)])
-    optimizer = discrete(30.0, clip=0.02, rate=8.0, noise=noise, denoise=False, seed=5)
+    optimizer = discrete(30.0, clip=0.02, rate=8.0, noise="student_t", denoise=False, seed=5)
     model = private(optimizer, network, physical_batch_size=2)
     before = weights(model)
     fit(model, rows=8)

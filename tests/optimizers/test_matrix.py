@@ -119,7 +119,7 @@ def test_fits_of_one_run_share_one_stream_of_noise_and_another_run_starts_afresh
 
 def test_a_step_that_was_counted_and_not_finished_ends_the_run(monkeypatch):
     """Even the last step of a plan: the memory of the noise has not taken it up."""
-    model = private(matrix(), compiled={"run_eagerly": True})
+    model = private(matrix(), compiled={"run_eagerly": True}, engine="loop")
     lots = make_lots("poisson", *data(24), lot_size=L)
     model.fit(lots, verbose=0)
 

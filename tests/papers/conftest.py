@@ -13,8 +13,8 @@ title = "a table"
 axis = "claimed epsilon"
 columns = ["2", "3"]
 figure = "columns"
-flags = "--mechanism=dpsgd"
-column_flags = {"2" = "--epsilon=2", "3" = "--epsilon=3"}
+flags = {mechanism = "dpsgd"}
+column_flags = {"2" = {epsilon = 2}, "3" = {epsilon = 3}}
 note = "A note."
 [[tables.rows]]
 name = "a"
@@ -37,12 +37,11 @@ quoted = true
 name = "T2"
 title = "fine-tuning"
 columns = ["-"]
-flags = "--mechanism=none"
+flags = {mechanism = "none"}
 [[tables.rows]]
 name = "fine"
 label = "Fine-tuned"
-flags = "--learning_rate=0.3"
-start = "paper.T2.public.-"
+flags = {learning_rate = 0.3, initial_weights = "paper.T2.public.-"}
 seeds = 2
 [[tables.rows]]
 name = "public"
@@ -57,14 +56,15 @@ name = "F1"
 title = "a figure"
 axis = "divergence"
 computed = "noise_distance"
+seeds = 1
 columns = ["0.5", "1"]
-flags = "--codebook_size=2 --num_weights=20"
-column_flags = {"0.5" = "--divergence=0.5", "1" = "--divergence=1"}
+flags = {codebook_size = 2, num_weights = 20}
+column_flags = {"0.5" = {divergence = 0.5}, "1" = {divergence = 1}}
 [[tables.rows]]
 name = "laplace"
 label = "Laplace"
 paper = ["", 0.8]
-flags = "--noise=laplace"
+flags = {noise = "laplace"}
 """
 
 # Writes what train.py writes, as far as it is read. It fails where the rate is 0, waits where it is 1.

@@ -35,8 +35,8 @@ def test_the_pages_have_the_figures_of_the_records(results, small, tmp_path):
         "Row A: All of it.",
         "Not run: Row B at 2, Row B at 3. It would cost an hour.",
         "A note.",
-        "4 trainings of 0.5 minutes each, at commit abc. Crashes took 20",
-        "Not measured yet: Fine-tuned at -; The same at -.",
+        "Trainings: 4; 0.5 minutes each; commits: abc; steps lost in crashes, which stay counted: 20.",
+        "Not measured yet: Fine-tuned at -, The same at -.",
     ):
         assert text in page
     # They can be made again without the results.

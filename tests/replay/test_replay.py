@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import tfdp
-from tests.replay.faults import FAULTS, LOSS, L, N, examples, network, optimizer, training
+from tests.faults import FAULTS
 from tests.replay.recorder import record
 from tests.replay.replaying import p_value, replay
+from tests.replay.trainings import BROKEN, LOSS, L, N, examples, network, optimizer, training
 from tfdp.accounting import Strategy
 
 LIMIT = 1e-6
@@ -65,11 +66,12 @@ def test_a_sound_training_passes(name):
     assert ("sum, row by row" in names) == (name not in NOT_ROW_BY_ROW)
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_planted_fault_is_found(name):
-    fault = FAULTS[name]
-    with fault.planted():
-        found = replayed(recorded(fault.training()))
+@pytest.mark.parametrize(("faults", "train"), BROKEN)
+def test_a_planted_fault_is_found(faults, train, monkeypatch):
+    for fault in faults:
+        plant = FAULTS[fault].plant if isinstance(fault, str) else fault
+        plant(monkeypatch.setattr)
+    found = replayed(recorded(train()))
     assert p_value(found) < LIMIT, found
 
 

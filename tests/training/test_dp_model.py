@@ -25,6 +25,7 @@ def test_functional_and_subclassed_dp_models_live_together():
     mine = Mine()
     mine(np.zeros((1, 4)))
     for model in (functional, mine):
+        model.privacy.configure(engine="loop")
         model.compile(sgd(), loss=LOSS, run_eagerly=True)
         train(model)
         assert steps(model) == 2 and isinstance(model, tfdp.DPModel)
@@ -39,7 +40,7 @@ def test_functional_and_subclassed_dp_models_live_together():
 def test_a_clone_has_fresh_weights_and_a_ledger_of_its_own():
     model = small(model=tfdp.DPSequential([keras.Input((4,)), layers.Dense(3)]))
     train(model)
-    clone = tfdp.make_private(keras.models.clone_model(model))
+    clone = tfdp.make_private(keras.models.clone_model(model), engine="loop")
     assert clone.privacy.ledger.runs == []
     clone.compile(sgd(), loss=LOSS, run_eagerly=True)
     clone.train_on_batch(*data(8))

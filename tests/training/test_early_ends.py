@@ -126,9 +126,6 @@ def test_a_budget_bounds_what_is_counted():
     train(model, 1000, callbacks=[StopsAfter(0)])
     assert 2 < steps(model) < 2000
     assert 19 < model.privacy.spent(DELTA).epsilon <= 20
-    model = small(budget=tfdp.PrivacyBudget(10.0, DELTA))
-    train(model, 1000, callbacks=[tfdp.callbacks.StopAtBudget()])
-    assert steps(model) == model.privacy.steps_taken
 
 
 def test_a_decision_that_is_taken_back_leaves_the_plan():
@@ -162,13 +159,6 @@ def test_an_exception_before_the_first_step_counts_none():
     with pytest.raises(KeyboardInterrupt):
         train(model, EPOCHS, callbacks=[call(on_train_batch_begin=fail)])
     assert steps(model) == 0
-
-
-def test_an_exhausted_budget_counts_the_steps_taken():
-    model = small(budget=tfdp.PrivacyBudget(10.0, DELTA))
-    with pytest.raises(tfdp.accounting.BudgetExhausted):
-        train(model, 1000)
-    assert steps(model) == model.privacy.steps_taken
 
 
 # -- data of unknown length --------------------------------------------------------------------------
@@ -226,13 +216,6 @@ def test_files_that_are_made_during_a_training_count_the_plan(tmp_path):
 
 
 # -- loops of one's own ------------------------------------------------------------------------------
-
-
-def test_a_loop_that_is_left_counts_the_plan():
-    model = small()
-    for _ in model.privacy.steps(*data(8), batch_size=4, epochs=EPOCHS):
-        break
-    assert model.privacy.steps_taken == 1 and steps(model) == PLANNED
 
 
 def test_a_loop_of_train_on_batch_counts_what_it_leaves_out():

@@ -84,6 +84,7 @@ def test_sequences_of_unknown_length():
     check_engines(model, integers=4, engines=["ghost"])
 
 
+@pytest.mark.slow
 def test_a_cell_of_its_own():
     model = keras.Sequential([keras.Input((4, 2)), layers.RNN(NormalizedLSTMCell(3))])
     check_engines(model, engines=["ghost"], tolerance=5e-5)
