@@ -20,9 +20,10 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from scipy import optimize
 
 from tfdp.accounting.numerics import attacks, gaussian
-from tfdp.accounting.numerics.pairs import Component
+from tfdp.accounting.numerics.pairs import Component, variance
 from tfdp.accounting.numerics.subsampled import SubsampledLoss, composed, renyi_divergences
 
 # Largest number of different mu that a random mu has beside amplified steps.
@@ -122,16 +123,17 @@ def typical_noise(losses: Sequence[Loss], mu: float) -> float:
     """Factor of the noise with which losses are about as private as a mu-GDP mechanism.
 
     By the central limit theorem for privacy losses (Bu, Dong, Long, Su 2020), mu^2 is about the sum of
-    the variances. This is no bound; a search starts from it. It is 1 where no variance is known.
+    the variances. This is no bound; a search starts from it. It is 1 without losses.
     """
-    if not losses or any(isinstance(loss, RenyiLoss) for loss in losses):
+
+    def excess(log_noise: float) -> float:
+        variance = sum(_variance(loss, math.exp(log_noise)) for loss in losses)
+        return math.log(max(variance, 1e-300) / (mu * mu))
+
+    low, high = math.log(1e-9), math.log(1e12)
+    if not excess(low) > 0 > excess(high):
         return 1.0
-    low, high = 1e-9, 1e12
-    while high > low * 1.001:
-        middle = math.sqrt(low * high)
-        variance = sum(_variance(loss, middle) for loss in losses)
-        low, high = (middle, high) if variance > mu * mu else (low, middle)
-    return high
+    return math.exp(optimize.brentq(excess, low, high, xtol=1e-4))
 
 
 def _variance(loss: Loss, noise: float) -> float:
@@ -141,12 +143,9 @@ def _variance(loss: Loss, noise: float) -> float:
     if isinstance(loss, RandomGaussianLoss):
         squares, probabilities, _ = loss.finite
         return float(squares @ probabilities) / noise**2
-    return loss.steps * sum(
-        part.weight
-        * (part.probability * part.examples) ** (1 if part.pair == "allocation" else 2)
-        * math.expm1(min((part.multiplier * noise) ** -2, 50.0))
-        for part in loss.components
-    )
+    if isinstance(loss, RenyiLoss):
+        return loss.steps * math.expm1(min(loss.divergences[ORDERS.index(2)], 50.0)) / noise**2
+    return loss.steps * sum(part.weight * variance(part, noise) for part in loss.components)
 
 
 def rdp_to_epsilon(

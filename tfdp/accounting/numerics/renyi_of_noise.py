@@ -65,8 +65,7 @@ def log_moments(
         small = k * _expm1_minus(up) + (k - 1) * _expm1_minus(down)
         exact = up + np.log((k + (k - 1) * np.exp(down - up)) / (2 * k - 1))
         return np.where(up < 1.0, np.log1p(small / (2 * k - 1)), exact)
-    log_z = log_density(family, _X, degrees_of_freedom)
-    weight = _WEIGHT * np.exp(log_z)
+    weight = _WEIGHT * np.exp(log_density(family, _X, degrees_of_freedom))
     found = np.array(
         [_quadrature(log_ratio(family, _X, s, degrees_of_freedom), weight, k) for s in t[:, 0]]
     )
@@ -83,15 +82,20 @@ def _expm1_minus(x: np.ndarray) -> np.ndarray:
 def _quadrature(ratio: np.ndarray, weight: np.ndarray, orders: np.ndarray) -> np.ndarray:
     result = np.full(len(orders), np.inf)
     linear = orders * ratio.max() < _EXPONENT_LIMIT
-    rows = np.flatnonzero(linear)
-    once = _expm1_minus(ratio) if len(rows) else 0.0
-    # Eight orders at a time fit into the processor's cache.
-    for few in np.array_split(rows, -(-len(rows) // 8)) if len(rows) else []:
-        k = orders[few, None]
-        terms = weight * (_expm1_minus(k * ratio) - k * once)
-        fine, coarse = terms.sum(axis=1), 2 * terms[:, ::2].sum(axis=1)
-        good = np.abs(fine - coarse) <= _QUADRATURE_TOLERANCE * np.abs(fine)
-        result[few] = np.where(good, np.log1p(fine), np.inf)
+    places = {int(orders[i]): i for i in np.flatnonzero(linear)}
+    # e^(kr) - 1 - k (e^r - 1) is a sum of (e^r - 1) (e^(jr) - 1) over j < k, none of them negative.
+    once = np.expm1(ratio)
+    power, total = once.copy(), np.zeros_like(once)
+    for k in range(2, max(places, default=1) + 1):
+        product = once * power
+        total += product
+        power += once
+        power += product
+        if k in places:
+            terms = weight * total
+            fine, coarse = terms.sum(), 2 * terms[::2].sum()
+            if abs(fine - coarse) <= _QUADRATURE_TOLERANCE * abs(fine):
+                result[places[k]] = np.log1p(fine)
     for i in np.flatnonzero(~linear):
         with np.errstate(divide="ignore"):
             terms = orders[i] * ratio + np.log(weight)
@@ -225,5 +229,5 @@ def subsampled(moments: np.ndarray, probability: float, orders: Sequence[float])
         if excess.max() < 500:
             result[i] = np.log1p(np.exp(log_weight) @ np.expm1(excess)) / (order - 1)
         else:
-            result[i] = special.logsumexp(log_weight + excess) / (order - 1)
+            result[i] = np.logaddexp.reduce(log_weight + excess) / (order - 1)
     return result
