@@ -34,7 +34,6 @@ class Mechanism:
       adaptive_clipping: Whether the clip norm may depend on earlier releases.
       adds_at_least: Whether training may add more noise than the multiplier says.
       usual_sampling: Name of the sampling scheme where none is chosen.
-      other_noise_needs: The only sampling scheme with a proof for noise that is not Gaussian, or None.
       segments_note: Assumption of a guarantee about several runs of this mechanism, or None.
       advice: Sentence about a better mechanism at the same proven epsilon, or None.
 
@@ -56,7 +55,6 @@ class Mechanism:
     adaptive_clipping: ClassVar[bool] = False
     adds_at_least: ClassVar[bool] = False
     usual_sampling: ClassVar[str] = "poisson"
-    other_noise_needs: ClassVar[str | None] = None
     segments_note: ClassVar[str | None] = None
     advice: ClassVar[str | None] = None
 

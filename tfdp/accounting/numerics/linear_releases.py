@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from tfdp.accounting.numerics.participation import prefix_sum_law, triangle_law
+from tfdp.accounting.numerics.participation import draws, prefix_sum_law, triangle_law
 from tfdp.accounting.numerics.privacy_loss import GaussianLoss, RandomGaussianLoss
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _at_noise_1(run: "Run", adjacency: str, delta: float):
     contribution, sampling, response = run.contribution, run.sampling, run.mechanism.response(run)
     divisor, examples = contribution.noise_divisor, contribution.max_examples_per_user
     details = {"sensitivity": divisor * contribution.sensitivity(sampling, adjacency, examples)}
-    if sampling.draws(1, 0.0) is None:
+    if draws(run, 0.0) is None:
         square, details["bound"] = sampling.squares(response)
         details["response_norm"] = math.sqrt(square)
         return GaussianLoss(details["sensitivity"] * math.sqrt(square)), details

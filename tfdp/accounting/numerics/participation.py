@@ -25,11 +25,11 @@ _TAIL_SHARE = 1e-6
 _DP_CELLS = 4_000_000
 
 
-def draws(run: "Run", tail: float) -> tuple[np.ndarray, float]:
+def draws(run: "Run", tail: float) -> tuple[np.ndarray, float] | None:
     """Law of how often a user's examples (or their microbatches) are drawn in one step.
 
     Returns:
-      (probabilities of 0, 1, ... draws, probability of more).
+      (probabilities of 0, 1, ... draws, probability of more); None if no step draws by itself.
     """
     lots = run.sampling.of_groups(run.contribution.microbatch_size)
     return lots.draws(run.contribution.max_examples_per_user, tail)

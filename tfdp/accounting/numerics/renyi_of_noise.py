@@ -84,7 +84,7 @@ def _quadrature(ratio: np.ndarray, weight: np.ndarray, orders: np.ndarray) -> np
     linear = orders * ratio.max() < _EXPONENT_LIMIT
     places = {int(orders[i]): i for i in np.flatnonzero(linear)}
     # e^(kr) - 1 - k (e^r - 1) is a sum of (e^r - 1) (e^(jr) - 1) over j < k, none of them negative.
-    once = np.expm1(ratio)
+    once = np.expm1(np.minimum(ratio, _EXPONENT_LIMIT))
     power, total = once.copy(), np.zeros_like(once)
     for k in range(2, max(places, default=1) + 1):
         product = once * power
