@@ -60,9 +60,6 @@ class Diagonal:
         worst = np.maximum.reduceat(self.squares, np.arange(0, len(self.squares), period))
         return float(worst.sum()), "worst step of every epoch"
 
-    def every_step(self) -> float:
-        return float(self.squares.sum())
-
 
 def analyse_sums(run: Run, noise: Noise, delta: float, adjacency: str) -> Analysis:
     """Privacy losses of clipped sums with fresh Gaussian noise.

@@ -38,9 +38,6 @@ class Response(Protocol):
     def shuffled(self, period: int) -> tuple[float, str]:
         """Bound for a record in one step of every epoch of `period` steps; and the method in words."""
 
-    def every_step(self) -> float:
-        """||W m||^2 of a record that is once in every step."""
-
     def column_norms(self) -> np.ndarray:
         """Norms of all columns, shape (number of steps,)."""
 
@@ -68,7 +65,6 @@ def _at_noise_1(run: "Run", adjacency: str, delta: float):
     details = {"sensitivity": divisor * contribution.sensitivity(sampling, adjacency, examples)}
     if draws(run, 0.0) is None:
         square, details["bound"] = sampling.squares(response)
-        details["response_norm"] = math.sqrt(square)
         return GaussianLoss(details["sensitivity"] * math.sqrt(square)), details
     # The law of the draws counts all examples of a user, so one occurrence is meant here.
     scale = divisor * contribution.sensitivity(sampling, adjacency)
@@ -80,5 +76,4 @@ def _at_noise_1(run: "Run", adjacency: str, delta: float):
     else:
         squares, probabilities, overflow = triangle_law(run, response.column_norms(), delta)
         details["bound"] = "Theorem B, law of the sum of column norms"
-    details["response_norm_mean"] = float(np.sqrt(squares) @ probabilities)
     return RandomGaussianLoss(squares * scale * scale, probabilities, overflow), details

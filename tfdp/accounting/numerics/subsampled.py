@@ -45,16 +45,14 @@ def one_round(components: tuple[Component, ...], interval: float) -> loss_grid.L
     return loss_grid.one_round(parts, interval)
 
 
-def composed(
-    sampled: Sequence[SubsampledLoss],
-) -> tuple[loss_grid.LossDistribution, float] | None:
-    """(distribution, interval) of all losses; None if no grid fits: next to nothing is private."""
+def composed(sampled: Sequence[SubsampledLoss]) -> loss_grid.LossDistribution | None:
+    """The distribution of all losses; None if no grid fits: next to nothing is private."""
     finest = _interval(sampled)
     for interval in (each for each in _INTERVALS if finest is not None and each >= finest):
         rounds = [(one_round(loss.components, interval), loss.steps) for loss in sampled]
         found = loss_grid.composed(rounds, _COMPOSED_POINTS)
         if found is not None:
-            return found, interval
+            return found
     return None
 
 
