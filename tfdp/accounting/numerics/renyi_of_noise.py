@@ -36,9 +36,9 @@ _EXPONENT_LIMIT = 600.0
 _QUADRATURE_TOLERANCE = 1e-6
 # For larger values the grid could miss a peak of width 1 or less although the quadrature converges.
 _LARGEST_SHIFT, _LARGEST_SHIFT_TIMES_ORDER = 20.0, 400.0
-# Numbers of Chebyshev nodes that are tried, and the relative size of the last coefficients at which
-# the interpolation counts as converged.
-_NODES = (24, 48, 96)
+# Numbers of Chebyshev nodes: few for shifts of up to 1/16, for which all orders of all families
+# converge. The interpolation counts as converged if the last coefficients have this relative size.
+_FEW_NODES, _NODES, _SMALL = 24, 96, 1 / 16
 _INTERPOLATION_TOLERANCE = 1e-10
 # Intervals of the grid on which the largest value of an interpolant is looked for.
 _POINTS = 4000
@@ -123,7 +123,7 @@ def corner(
     values, counts = np.unique(magnitudes[magnitudes > 0], return_counts=True)
     if not len(values):
         return np.zeros(len(orders))
-    if len(values) <= 2 * _NODES[0] or family == "gaussian":
+    if len(values) <= 2 * _FEW_NODES or family == "gaussian":
         if family == "gaussian":  # K_k depends on the norm of the shifts only
             values, counts = np.array([np.linalg.norm(magnitudes)]), np.ones(1)
         return counts @ log_moments(family, values, orders, degrees_of_freedom) * (1 + _HAIR)
@@ -193,28 +193,17 @@ def _reach(largest: float) -> float:
 @functools.lru_cache(maxsize=64)
 def _interpolant(family: str, largest: float, orders: tuple, degrees_of_freedom: float | None):
     """Chebyshev coefficients of log I_k(t) / t^2 in t^2 on [0, largest^2]; inf if not converged."""
-    result = np.zeros((_NODES[-1], len(orders)))
-    left = np.arange(len(orders))
-    for nodes in _NODES:
-        angles = np.pi * (np.arange(nodes) + 0.5) / nodes
-        squares = np.maximum((np.cos(angles) + 1) / 2 * largest**2, 1e-16)
-        values = log_moments(
-            family, np.sqrt(squares), [orders[i] for i in left], degrees_of_freedom
-        )
-        values = values / squares[:, None]
-        finite = np.all(np.isfinite(values), axis=0)
-        basis = np.cos(np.outer(np.arange(nodes), angles))
-        coefficients = 2 / nodes * basis @ np.where(finite, values, 0.0)
-        coefficients[0] /= 2
-        tail = np.abs(coefficients[-3:]).max(axis=0)
-        converged = finite & (tail <= _INTERPOLATION_TOLERANCE * np.abs(coefficients[0]))
-        result[:, left[~finite]] = np.inf
-        result[:nodes, left[converged]] = coefficients[:, converged]
-        left = left[finite & ~converged]  # the next round tries more nodes for these orders
-        if not len(left):
-            break
-    result[:, left] = np.inf
-    return result
+    nodes = _FEW_NODES if largest <= _SMALL else _NODES
+    angles = np.pi * (np.arange(nodes) + 0.5) / nodes
+    squares = np.maximum((np.cos(angles) + 1) / 2 * largest**2, 1e-16)
+    values = log_moments(family, np.sqrt(squares), orders, degrees_of_freedom) / squares[:, None]
+    finite = np.all(np.isfinite(values), axis=0)
+    basis = np.cos(np.outer(np.arange(nodes), angles))
+    coefficients = 2 / nodes * basis @ np.where(finite, values, 0.0)
+    coefficients[0] /= 2
+    tail = np.abs(coefficients[-3:]).max(axis=0)
+    converged = finite & (tail <= _INTERPOLATION_TOLERANCE * np.abs(coefficients[0]))
+    return np.where(converged, coefficients, np.inf)
 
 
 def subsampled(moments: np.ndarray, probability: float, orders: Sequence[float]) -> np.ndarray:
