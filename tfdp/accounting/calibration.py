@@ -224,7 +224,8 @@ def max_steps(
 
     covered = run.described_steps
     limit = _MOST_STEPS if covered is None else min(_MOST_STEPS, covered)
-    # `low` fits and `high` does not, or exceeds the limit. Epsilon is about a power of the steps.
+    # `low` fits and `high` does not, or exceeds the limit. Epsilon is about a power of the steps, so
+    # secants find the last that fits; every third point halves the interval, where epsilon has stairs.
     low, high, last, power = 0, limit + 1, None, 1.0
     point, tried = run.steps or run.sampling.steps_per_epoch, 0
     while high - low > 1:
