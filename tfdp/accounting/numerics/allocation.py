@@ -25,13 +25,13 @@ from tfdp.accounting.numerics.loss_grid import Grid, Losses, sum_of
 
 # Distance of lattice points in standard deviations of X, and the largest number of such points.
 _FINE = 0.02
-# Standard deviations of x beyond which a mass of 6e-16 is left out, also of other rare cases.
-_FAR = 8.0
-_LEFT_OUT = 6e-16
+# Standard deviations of x beyond which a mass of 6e-16 is left out, and the mass for each lot of an
+# epoch below which a case is left out.
+_FAR, _LEFT_OUT = 8.0, 1e-17
 _FINEST = 1 << 16
 # Values of X that hardly any lot of an epoch has are large; they are on a coarser lattice of so many
-# points, and those of an epoch are followed one by one.
-_RARE, _COARSE = 1e-3, 1 << 16
+# points, begin at so many of its steps, and those of an epoch are followed one by one.
+_RARE, _COARSE, _GAP = 1e-3, 1 << 16, 20
 
 # With less noise than this, computing takes long, and amplification changes little.
 LEAST_MULTIPLIER = 0.5
@@ -79,18 +79,18 @@ def _sums(lots: int, shift: float, included: bool) -> tuple[list[_Law], float]:
     found, total = [], 0.0
     for k in range(rest + 1):  # large values beside the example's lot
         before = total
-        cases = [([(small, rest - k)], [(large, k)])]
+        cases = [([(small, rest - k)], [(large, k)], False)]
         if included:  # the lot that has the example has a small or a large value
             cases = [
-                ([(small, rest - k), (_weighted(small), 1)], [(large, k)]),
-                ([(small, rest - k)], [(large, k), (_weighted(large), 1)]),
+                ([(small, rest - k), (_weighted(small), 1)], [(large, k)], True),
+                ([(small, rest - k)], [(large, k), (_weighted(large), 1)], False),
             ]
-        for fine, coarse in cases:
+        for fine, coarse, weighted in cases:
             if math.comb(rest, k) * _mass(fine) * _mass(coarse) < _LEFT_OUT * lots:
                 continue
             law = _sum_of(*fine)
             if sum(count for _, count in coarse):
-                law = _sum_of((_coarser(law, large.step), 1), *coarse)
+                law = _sum_of((_coarser(law, large.step, weighted), 1), *coarse)
             found.append(_Law(law.first, law.step, law.chances * math.comb(rest, k)))
             total += float(found[-1].chances.sum())
         if total == before:
@@ -123,12 +123,17 @@ def _sum_of(*terms: tuple[_Law, int]) -> _Law:
 
 
 @functools.lru_cache(maxsize=16)
-def _coarser(law: _Law, step: float) -> _Law:
-    """The law on a lattice of a larger step, with each value split between two points."""
+def _coarser(law: _Law, step: float, weighted: bool) -> _Law:
+    """The law on a lattice of a larger step, with each value split between two points.
+
+    The mean stays the same; of a `weighted` law, that of the law before it was weighted by the value.
+    """
     place = (law.values - law.first) / step
     lower = np.floor(place).astype(int)
     points = int(lower[-1]) + 2
     upper = law.chances * (place - lower)
+    if weighted:
+        upper *= (law.first + step * (lower + 1)) / law.values
     chances = np.bincount(lower + 1, upper, points)
     return _Law(law.first, step, chances + np.bincount(lower, law.chances - upper, points))
 
@@ -143,7 +148,7 @@ def _parts(lots: int, shift: float) -> tuple[_Law, _Law]:
     first, last = value(-_FAR), value(shift + _FAR)
     step = _FINE * math.sqrt(math.expm1(shift**2))
     coarse = max((last - first) / _COARSE, step)
-    border = max(value(-float(special.ndtri(_RARE / lots))), 50 * coarse)
+    border = max(value(-float(special.ndtri(_RARE / lots))), _GAP * coarse)
     step = max(step, border / _FINEST)
     if border >= last:
         return _lattice(first, last, step, shift), _Law(0.0, coarse, np.zeros(1))
