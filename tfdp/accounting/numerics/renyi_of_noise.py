@@ -196,14 +196,19 @@ def _interpolant(family: str, largest: float, orders: tuple, degrees_of_freedom:
     nodes = _FEW_NODES if largest <= _SMALL else _NODES
     angles = np.pi * (np.arange(nodes) + 0.5) / nodes
     squares = np.maximum((np.cos(angles) + 1) / 2 * largest**2, 1e-16)
-    values = log_moments(family, np.sqrt(squares), orders, degrees_of_freedom) / squares[:, None]
+    # Beyond, the moments of the largest shift are not known, and the quadratures would be slow.
+    known = np.asarray(orders) * math.sqrt(squares[0]) <= _LARGEST_SHIFT_TIMES_ORDER
+    values = log_moments(family, np.sqrt(squares), np.asarray(orders)[known], degrees_of_freedom)
+    values = values / squares[:, None]
     finite = np.all(np.isfinite(values), axis=0)
     basis = np.cos(np.outer(np.arange(nodes), angles))
     coefficients = 2 / nodes * basis @ np.where(finite, values, 0.0)
     coefficients[0] /= 2
     tail = np.abs(coefficients[-3:]).max(axis=0)
     converged = finite & (tail <= _INTERPOLATION_TOLERANCE * np.abs(coefficients[0]))
-    return np.where(converged, coefficients, np.inf)
+    result = np.full((nodes, len(orders)), np.inf)
+    result[:, known] = np.where(converged, coefficients, np.inf)
+    return result
 
 
 def subsampled(moments: np.ndarray, probability: float, orders: Sequence[float]) -> np.ndarray:
