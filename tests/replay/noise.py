@@ -30,7 +30,7 @@ def implied_noise(recording: Recording) -> np.ndarray:
         # The multiplier is shared with the noise on the count, so the noise on the sum is larger.
         on_count = optimizer.adaptive_clipping.quantile_noise_multiplier
         accounted = accounted / np.sqrt(1.0 - (accounted / (2.0 * on_count)) ** 2)
-    elif run.mechanism.adds_at_least:
+    elif run.mechanism.name == "sgld":  # it may add more noise than the multiplier says
         accounted = np.maximum(accounted, [step.scale / step.clip for step in steps])
     return noise / accounted[:, None]
 

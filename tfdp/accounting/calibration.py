@@ -20,9 +20,11 @@ from tfdp.accounting.mechanisms.base import Mechanism
 from tfdp.accounting.numerics import gaussian, privacy_loss
 from tfdp.accounting.run import Run, check_run, check_runs
 
-_LEAST_NOISE, _LARGEST_NOISE = 1e-9, 1e12
+_LEAST_NOISE, _MUCH_NOISE, _LARGEST_NOISE = 1e-9, 1e3, 1e12
 _MOST_STEPS = 10_000_000
-# Steeper than epsilon falls with the noise, both in logarithms, where it does not jump.
+# Epsilon, or the noise, is this close to what is searched for.
+_CLOSE = 5e-5
+# Steeper than epsilon changes with the noise or the steps, in logarithms, where it does not jump.
 _STEEPEST = 12.0
 # The tails that are left out where an advantage is computed, as a share of it.
 _DELTA_OF_ADVANTAGE = 1e-5
@@ -93,20 +95,24 @@ def noise_for(
 
     def evaluate(noise: float) -> float:
         found = guarantee_of_all(kind, [run.with_noise(noise)], delta, adjacency)
+        if found.reason and noise == _LARGEST_NOISE:
+            raise CalibrationError(
+                f"No noise gives a finite {kind} guarantee for this run. {found.reason}"
+            )
+        if found.reason:
+            evaluate(_LARGEST_NOISE)
         return found.epsilon if advantage is None else found.advantage
 
-    loudest = run.with_noise(_LARGEST_NOISE)
-    reason = guarantee_of_all(kind, [loudest], delta, adjacency).reason
-    if reason:
-        raise CalibrationError(f"No noise gives a finite {kind} guarantee for this run. {reason}")
-    start = 1.0
+    start, slope = 1.0, 1.0
     if kind == "proven" and advantage is None:
-        probe = analyse(run.with_noise(1.0), delta, adjacency)
-        start = privacy_loss.typical_noise(probe.losses, gaussian.mu_of_epsilon(epsilon, delta))
-    noise = _rounded_up(_root(evaluate, epsilon, start))
-    while not evaluate(noise) <= epsilon:
-        noise = _rounded_up(noise * (1 + 1e-9))
-    return noise
+        # Much noise, for which the losses are quick to compute, and twice the budget.
+        losses = analyse(run.with_noise(_MUCH_NOISE), delta, adjacency).losses
+        start, less = (
+            _MUCH_NOISE * privacy_loss.typical_noise(losses, gaussian.mu_of_epsilon(each, delta))
+            for each in (epsilon, 2 * epsilon)
+        )
+        slope = math.log(2) / math.log(start / less) if start > less else 1.0
+    return _least_noise(evaluate, epsilon, start, slope)
 
 
 def _given(run: Run | None, fields: dict, first: dict[str, Any], searched: set[str]) -> Run:
@@ -138,53 +144,41 @@ def _rounded_up(noise: float) -> float:
     return float(digits.create_decimal(noise * (1 + 1e-10)))
 
 
-def _root(evaluate: Callable[[float], float], target: float, start: float) -> float:
-    """The least noise, to about 1e-6, at which `evaluate`, which falls with it, is at most `target`."""
+def _least_noise(
+    evaluate: Callable[[float], float], target: float, start: float, slope: float
+) -> float:
+    """The least noise, to about 5e-5, at which `evaluate`, which falls with it, is at most `target`.
 
-    def excess(log_noise: float) -> float:
-        value = evaluate(math.exp(log_noise))
+    `start` is a guess, and `slope` is how fast the value is likely to fall there, both in logarithms.
+    Secants need three or four evaluations. Where the value jumps over the target, no point comes
+    close to it, and halving the interval takes their place.
+    """
+    low, high = (0.0, math.inf), (math.inf, -math.inf)  # (noise, log of value over target)
+    last, point, leap = None, start, 0.5
+    while True:
+        noise = min(_rounded_up(max(point, _LEAST_NOISE)), _LARGEST_NOISE)
+        value = evaluate(noise)
         if math.isnan(value):
-            raise CalibrationError(
-                f"The accountant returned no number at noise {math.exp(log_noise):g}."
-            )
-        return math.log(max(value, 1e-300) / target)
-
-    low, high, leaps = (-math.inf, 0.0), (math.inf, 0.0), 0  # (log of the noise, excess there)
-    point = math.log(start)
-    while high[0] == math.inf or low[0] == -math.inf:
-        if point < math.log(_LEAST_NOISE):
-            return math.exp(high[0])  # epsilon hardly depends on the noise: any noise meets it
-        if point > math.log(_LARGEST_NOISE):
+            raise CalibrationError(f"The accountant returned no number at noise {noise:g}.")
+        before, last = last, (noise, math.log(max(value, 1e-300) / target))
+        low, high = (low, last) if last[1] <= 0 else (last, high)
+        if low[0] == _LARGEST_NOISE:
             raise CalibrationError(
                 f"Expected a noise multiplier below {_LARGEST_NOISE:g} to meet epsilon {target:g}. "
-                f"Found none: epsilon is {target * math.exp(low[1]):.4g} at a noise of "
-                f"{math.exp(low[0]):.1e}. Use fewer steps or a larger epsilon; where epsilon no longer "
-                "falls with the noise, the accountant's bound of this mechanism ends there."
+                f"Found none: epsilon is {value:.4g} at that noise. Use fewer steps or a larger "
+                "epsilon; where epsilon no longer falls with the noise, the accountant's bound of "
+                "this mechanism ends there."
             )
-        value = excess(point)
-        low, high = (low, (point, value)) if value <= 0 else ((point, value), high)
-        # Epsilon is nearly proportional to 1 / noise nearby. Farther away, leaps double.
-        leap = min(min(max(1.02 * abs(value), 1e-3), 0.5) * 2.0**leaps, 2.7)
-        point, leaps = point + math.copysign(leap, value), leaps + 1
-    return math.exp(_narrowed(excess, low, high))
-
-
-def _narrowed(excess: Callable[[float], float], low: tuple, high: tuple) -> float:
-    """Closes in on the root between two points (place, excess), from above.
-
-    The secant method needs about three points. Where epsilon jumps over the target, no point comes
-    close to it, so halving the interval down to 1e-4 takes its place.
-    """
-    before, last, jumps = low, high, False
-    while high[1] < -2e-6 and high[0] - low[0] > (1e-4 if jumps else 1e-6):
-        slope = (last[1] - before[1]) / (last[0] - before[0])
-        point = last[0] - (last[1] + 1e-6) / slope if slope < 0 else math.nan  # just above the root
-        if jumps or not low[0] < point < high[0]:
-            point = (low[0] + high[0]) / 2
-        before, last = last, (point, excess(point))
-        low, high = (low, last) if last[1] <= 0 else (last, high)
-        jumps = low[1] - high[1] > _STEEPEST * (high[0] - low[0])
-    return high[0]
+        if high[1] >= -_CLOSE or high[0] <= max(low[0] * (1 + _CLOSE), 1.001 * _LEAST_NOISE):
+            return high[0]
+        if before:
+            slope = (last[1] - before[1]) / math.log(before[0] / noise)
+        step = math.copysign(leap, last[1])
+        if 0 < slope < _STEEPEST:  # to a little more noise than the least
+            step = min(max((last[1] + 0.4 * _CLOSE) / slope, -leap), leap)
+        point, leap = noise * math.exp(step), min(2 * leap, 2.7)
+        if low[0] > 0 and high[0] < math.inf and not low[0] < point < high[0]:
+            point = math.sqrt(low[0] * high[0])
 
 
 def max_steps(
@@ -223,22 +217,28 @@ def max_steps(
     run = _given(run, fields, {"steps": 0}, searched={"steps", "epochs"})
     earlier = [past for past in check_runs(earlier) if past.steps]
 
-    def fits(steps: int) -> bool:
+    def excess(steps: int) -> float:
         runs = [*earlier, run.with_steps(steps)]
-        return guarantee_of_all(kind, runs, delta, adjacency).epsilon <= epsilon
+        found = guarantee_of_all(kind, runs, delta, adjacency).epsilon
+        return math.log(max(found, 1e-300) / epsilon)
 
     covered = run.described_steps
     limit = _MOST_STEPS if covered is None else min(_MOST_STEPS, covered)
-    # `low` fits and `high` does not, or exceeds the limit. The search widens its steps around the
-    # planned number, for which the noise was usually calibrated, and then halves the interval.
-    low, high, point, width, first = 0, limit + 1, min(max(run.steps, 1), limit), 1, None
+    # `low` fits and `high` does not, or exceeds the limit. Epsilon is about a power of the steps, so
+    # secants find the last that fits; every third point halves the interval, where epsilon has stairs.
+    low, high, last, power = 0, limit + 1, None, 1.0
+    point, tried = run.steps or run.sampling.steps_per_epoch, 0
     while high - low > 1:
-        good = fits(point)
-        low, high = (point, high) if good else (low, point)
-        first = good if first is None else first
-        point, width = (low + width if first else high - width), 2 * width
-        if good != first or not low < point < high:
-            point, width = (low + high) // 2, high
+        point = min(max(point, low + 1), high - 1)
+        before, last = last, (point, excess(point))
+        low, high = (point, high) if last[1] <= 0 else (low, point)
+        if before:
+            power = (last[1] - before[1]) / math.log(point / before[0])
+        tried += 1
+        if tried % 3 and 0 < power < _STEEPEST:
+            point = math.floor(point * math.exp(min(max(-last[1] / power, -8.0), 8.0)))
+        else:
+            point = math.isqrt(max(low, 1) * high)
     return low
 
 

@@ -35,11 +35,11 @@ from tfdp.accounting.assumptions import SECRET_SAMPLE
 from tfdp.accounting.noise_tables import Noise, levels
 from tfdp.accounting.numerics import allocation, fixed_size
 from tfdp.accounting.numerics.pairs import Component
-from tfdp.accounting.numerics.participation import occurrence_law
+from tfdp.accounting.numerics.participation import draws, occurrence_law
 from tfdp.accounting.numerics.privacy_loss import GaussianLoss, RandomGaussianLoss, epsilon_of
 from tfdp.accounting.numerics.subsampled import SubsampledLoss
 from tfdp.accounting.run import Run
-from tfdp.accounting.sampling import RandomAllocation, WithReplacement
+from tfdp.accounting.sampling import RandomAllocation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,9 +59,6 @@ class Diagonal:
     def shuffled(self, period: int) -> tuple[float, str]:
         worst = np.maximum.reduceat(self.squares, np.arange(0, len(self.squares), period))
         return float(worst.sum()), "worst step of every epoch"
-
-    def every_step(self) -> float:
-        return float(self.squares.sum())
 
 
 def analyse_sums(run: Run, noise: Noise, delta: float, adjacency: str) -> Analysis:
@@ -83,7 +80,7 @@ def analyse_sums(run: Run, noise: Noise, delta: float, adjacency: str) -> Analys
 
 def _analyse(run: Run, noise: Noise, delta: float, adjacency: str) -> Analysis:
     sampling, users = run.sampling, run.contribution.max_examples_per_user
-    drawn = sampling.draws(1, 0.0) is not None
+    drawn = draws(run, 0.0) is not None
     replaces = run.contribution.replaces(adjacency)
     if (
         sampling.coin_flips
@@ -180,16 +177,16 @@ def _fixed_size_lots(run: Run, noise: Noise, delta: float, adjacency: str) -> An
     The module `fixed_size` has the proof. What is drawn are whole microbatches.
     """
     contribution, losses = run.contribution, []
-    drawn = run.sampling.of_groups(contribution.microbatch_size)
+    lots = run.sampling.of_groups(contribution.microbatch_size)
+    chances, overflow = lots.draws(1, 1e-3 * delta / run.steps)
+    probability = float(chances[1:].sum()) + overflow
     for z, count in levels(noise, run.steps):
-        parts, overflow = fixed_size.parts(
-            drawn.num_examples,
-            drawn.lot_size,
-            z / contribution.noise_divisor,
-            "replace_one" if contribution.replaces(adjacency) else adjacency,
-            replacement=isinstance(run.sampling, WithReplacement),
-            batch_statistics=contribution.batch_statistics,
-            tail=1e-3 * delta / run.steps,
-        )
-        losses.append(SubsampledLoss(parts, count, overflow))
-    return _secret(run, adjacency, losses, losses[0].components[0].probability)
+        z /= contribution.noise_divisor
+        if contribution.batch_statistics:
+            # One example may change the whole lot. All three sums have at most L terms of norm 1.
+            pair = Component(1.0, probability, z / (2.0 * lots.lot_size), "triangle")
+            losses.append(SubsampledLoss((pair,), count))
+        else:
+            rounds = fixed_size.rounds(chances, overflow, z, contribution.replaces(adjacency))
+            losses.append(SubsampledLoss(rounds, count, overflow))
+    return _secret(run, adjacency, losses, probability)

@@ -124,7 +124,7 @@ class Sampling:
     def squares(self, response: "Response") -> tuple[float, str]:
         """Largest ||W m||^2 over records and draws; and the method in words."""
         if not self.whole_epochs and self.groups == 1:
-            return response.every_step(), "participation in every step"
+            return response.cyclic(1)[0], "participation in every step"
         periodic = self.fixed_order or not self.whole_epochs
         return (response.cyclic if periodic else response.shuffled)(self.round_length)
 

@@ -153,7 +153,7 @@ def optimized(steps: int, bands: int, objective: str = "mean") -> np.ndarray:
     With no more bands than steps between two participations, the sensitivity for k of them is
     sqrt(k) ||c||, so their number does not matter. L-BFGS starts from `sqrt_coefficients`.
     """
-    from scipy import optimize
+    from scipy import optimize, signal
 
     one_of("objective", objective, OBJECTIVES)
     steps = whole("steps", steps, 1)
@@ -171,7 +171,8 @@ def optimized(steps: int, bands: int, objective: str = "mean") -> np.ndarray:
             if not np.isfinite(error):
                 return 1e300, np.zeros(bands - 1)
             slope = _filtered(c, b)  # -d b_i / d c_j = slope_{i-j}
-            pull = _correlation(weight * b, slope, bands)
+            # sum_i weight_i b_i slope_{i-j} for j = 0 .. bands - 1
+            pull = signal.correlate(weight * b, slope, method="fft")[steps - 1 :][:bands]
         gradient = -pull / error + c / norm
         return (math.log(error) + math.log(norm)) / 2, gradient[1:]
 
@@ -184,15 +185,8 @@ def optimized(steps: int, bands: int, objective: str = "mean") -> np.ndarray:
     return np.concatenate([[1.0], found.x])
 
 
-def _filtered(coefficients: np.ndarray, signal: np.ndarray) -> np.ndarray:
+def _filtered(coefficients: np.ndarray, values: np.ndarray) -> np.ndarray:
     """C^-1 applied to a vector of one value per step."""
-    from scipy import signal as signals
+    from scipy import signal  # slow to import, and only some strategies need it
 
-    return signals.lfilter([1.0], coefficients, signal)
-
-
-def _correlation(left: np.ndarray, right: np.ndarray, lags: int) -> np.ndarray:
-    """sum_i left_i right_{i - j} for j = 0 .. lags - 1."""
-    size = 1 << (2 * len(left) - 1).bit_length()
-    spectrum = np.fft.rfft(left, size) * np.conj(np.fft.rfft(right, size))
-    return np.fft.irfft(spectrum, size)[:lags]
+    return signal.lfilter([1.0], coefficients, values)

@@ -78,11 +78,12 @@ def _task(arguments) -> str:
 def main(argv):
     logging.set_verbosity(logging.WARNING)
     console.prepare_tensorflow()
-    task = _task(argv)
+    from tfdp.data import DataUnavailable  # imports TensorFlow
+
     try:
         (point,) = command.points(sys.argv)
-        return _membership(point) if task == "membership" else _audit(point)
-    except _expected() as error:
+        return _done(_task(argv), point)
+    except (ValueError, OSError, DataUnavailable) as error:
         return console.refuse(error, _PROGRAM)
     except Exception:
         # Not Python's own status 1, which would say that something was refuted.
@@ -90,15 +91,8 @@ def main(argv):
         return 2
 
 
-def _expected() -> tuple:
-    """Errors that one sentence explains; imported late, since this imports TensorFlow."""
-    from tfdp.data import DataUnavailable
-
-    return ValueError, OSError, DataUnavailable
-
-
-def _prepare(point):
-    """Refuses files that could not be written before a training, and says what was read."""
+def _done(task: str, point) -> int:
+    """Does what is asked for, and returns the exit status."""
     if FLAGS.plot is not None:
         plot.check(FLAGS.plot)
     for path in [Path(file) for file in (FLAGS.json, FLAGS.plot) if file]:
@@ -106,37 +100,27 @@ def _prepare(point):
             raise ValueError(f"Expected a file in a folder that can be written. Received {path}.")
     if point.read:
         print(f"Settings: {', '.join(point.read)}", flush=True)
+    from tfdp.experiments.audited import attack_experiment, audit_experiment, write
 
-
-def _membership(point) -> int:
-    _prepare(point)
-    from tfdp.experiments.audited import attack_experiment, write
-
-    found = attack_experiment(
-        point.experiment, examples=FLAGS.examples, models=FLAGS.models, seed=FLAGS.coins
-    )
+    done, kind = {"training": point.command}, point.experiment.guarantee
+    if task == "membership":
+        found = attack_experiment(
+            point.experiment, examples=FLAGS.examples, models=FLAGS.models, seed=FLAGS.coins
+        )
+    else:
+        done["guarantee"] = kind
+        found = audit_experiment(
+            point.experiment,
+            canaries=FLAGS.canaries,
+            runs=FLAGS.runs,
+            guesses=FLAGS.guesses,
+            observe=FLAGS.observe,
+            confidence=FLAGS.confidence,
+            seed=FLAGS.coins,
+        )
     print(found)
-    write(found, {"training": point.command}, FLAGS.json, FLAGS.plot)
-    return 0
-
-
-def _audit(point) -> int:
-    _prepare(point)
-    from tfdp.experiments.audited import audit_experiment, write
-
-    found = audit_experiment(
-        point.experiment,
-        canaries=FLAGS.canaries,
-        runs=FLAGS.runs,
-        guesses=FLAGS.guesses,
-        observe=FLAGS.observe,
-        confidence=FLAGS.confidence,
-        seed=FLAGS.coins,
-    )
-    kind = point.experiment.guarantee
-    print(found)
-    write(found, {"training": point.command, "guarantee": kind}, FLAGS.json, FLAGS.plot)
-    return 1 if found.refutes(kind) else 0
+    write(found, done, FLAGS.json, FLAGS.plot)
+    return int(task == "audit" and found.refutes(kind))
 
 
 def run() -> None:

@@ -11,7 +11,7 @@ import dataclasses
 import math
 
 import numpy as np
-from scipy import stats
+from scipy import optimize, stats
 
 from tfdp._validate import fraction, whole
 from tfdp.accounting.guarantee import check_delta
@@ -167,10 +167,7 @@ def _largest_refuted(refutes) -> float:
     """The largest epsilon that a test refutes, rounded down; 0 if it refutes none."""
     if not refutes(0.0):
         return 0.0
-    low, high = 0.0, 1.0
-    while high < _MOST and refutes(high):
-        low, high = high, 2.0 * high
-    while high - low > 1e-7 * max(1.0, low):
-        middle = (low + high) / 2.0
-        low, high = (middle, high) if refutes(middle) else (low, middle)
-    return low
+    if refutes(_MOST):
+        return _MOST
+    found = optimize.bisect(lambda epsilon: 0.5 - refutes(epsilon), 0.0, _MOST, xtol=1e-8)
+    return max(found - 1e-8, 0.0)

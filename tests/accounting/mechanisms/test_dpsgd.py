@@ -200,7 +200,7 @@ def one_step_delta(run, epsilon, adjacency="zero_out"):
         mu = np.sqrt(loss.squares[1:])
         profile = loss.probabilities[1:] @ np.exp(log_delta(epsilon, mu))
         return float(profile) + loss.overflow
-    pld, _ = composed([loss])
+    pld = composed([loss])
     return pld.delta(epsilon) + loss.overflow
 
 

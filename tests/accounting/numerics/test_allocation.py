@@ -75,6 +75,11 @@ def test_golden_value_and_order():
     assert noises[0] <= proven(vary(RUN, sampling="shuffle", noise_multiplier=0.45), DELTA).epsilon
 
 
+def test_the_lattice_is_fine_enough_for_few_lots_with_little_noise():
+    run = vary(RUN, num_examples=100, lot_size=10, steps=200, noise_multiplier=0.5)
+    assert 31.6 < proven(run, 1e-3).epsilon < 33.5  # 31.647 on finer lattices
+
+
 def test_epochs_compose_and_steps_of_an_epoch_count_together():
     one = proven(vary(RUN, steps=234), DELTA).epsilon
     assert proven(vary(RUN, steps=1), DELTA).epsilon == one

@@ -10,11 +10,15 @@ from dp_accounting.pld import privacy_loss_distribution as plds
 from dp_accounting.pld.pld_pmf import DensePLDPmf
 from scipy import stats
 
+from tests.accounting.varying import vary
+from tfdp.accounting import describe, proven
+from tfdp.accounting.analysis import analyse
 from tfdp.accounting.numerics import fixed_size
 from tfdp.accounting.numerics.gaussian import epsilon_of_mu
 from tfdp.accounting.numerics.pairs import Component
 from tfdp.accounting.numerics.privacy_loss import epsilon_of
 from tfdp.accounting.numerics.subsampled import SubsampledLoss, one_round, renyi_divergences
+from tfdp.accounting.sampling import FixedSize, WithReplacement
 
 DELTA = 1e-5
 PAIRS = ("slot", "triangle")
@@ -22,9 +26,9 @@ EPSILONS = np.array([0.0, 0.02, 0.1, 0.3, 0.7, 1.2, 2.0])
 
 
 def loss_of(examples, lot, noise, adjacency, steps, replacement=False, tail=0.0):
-    rounds, overflow = fixed_size.parts(
-        examples, lot, noise, adjacency, replacement=replacement, tail=tail
-    )
+    scheme = WithReplacement if replacement else FixedSize
+    draws, overflow = scheme(num_examples=examples, lot_size=lot).draws(1, tail)
+    rounds = fixed_size.rounds(draws, overflow, noise, adjacency == "replace_one")
     return SubsampledLoss(rounds, steps, overflow)
 
 
@@ -88,7 +92,7 @@ def divergences_of(components, epsilons=EPSILONS, interval=1e-3):
 
 
 def bounds(examples, lot, scale, adjacency, replacement):
-    rounds, _ = fixed_size.parts(examples, lot, scale, adjacency, replacement=replacement)
+    rounds = loss_of(examples, lot, scale, adjacency, 1, replacement).components
     return np.array(divergences_of(rounds))
 
 
@@ -298,16 +302,19 @@ def test_every_scale_is_finite_and_agrees(pair, q, noise):
     assert result.epsilon <= epsilon_of_mu(math.sqrt(20) / noise, DELTA) + 0.01
 
 
-def test_parts():
-    assert fixed_size.parts(100, 20, 3.0, "zero_out", replacement=False) == (
-        (Component(1.0, 0.2, 3.0, "slot"),),
-        0.0,
-    )
-    rounds, _ = fixed_size.parts(100, 20, 3.0, "replace_one", replacement=True, tail=1e-9)
-    found = [(part.multiplier, part.pair) for part in rounds[:2]]
-    assert found == [(1.5, "triangle"), (0.75, "triangle")]
-    for adjacency in ("zero_out", "replace_one"):
-        rounds, _ = fixed_size.parts(
-            100, 20, 3.0, adjacency, replacement=False, batch_statistics=True
-        )
-        assert rounds == (Component(1.0, 0.2, 3.0 / 40, "triangle"),)
+LOTS = dict(mechanism="dpsgd", sampling="fixed_size", num_examples=100, lot_size=20, steps=1)
+
+
+@pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
+def test_batch_statistics_move_the_whole_lot(adjacency):
+    run = describe(noise_multiplier=30.0, batch_statistics=True, **LOTS)
+    (loss,) = analyse(run, DELTA, adjacency).losses
+    (part,) = loss.components
+    assert (part.probability, part.multiplier) == pytest.approx((0.2, 30 / 40))
+    assert part.pair == "triangle"
+
+
+def test_lots_of_all_groups_are_no_draws():
+    run = vary(describe(noise_multiplier=2.0, microbatch_size=2, **LOTS), lot_size=99, steps=5)
+    every_step = proven(vary(run, sampling="unknown"), DELTA).epsilon
+    assert proven(run, DELTA).epsilon == every_step

@@ -60,7 +60,7 @@ def test_recursions_equal_the_explicit_matrix(run, seed):
     expected = np.sum((matrix @ pattern) ** 2, axis=0)
     np.testing.assert_allclose(dynamics.squared_response(pattern), expected, rtol=1e-10)
     every = np.sum((matrix @ np.ones(run.steps)) ** 2)
-    assert dynamics.every_step() == pytest.approx(every, rel=1e-10)
+    assert dynamics.cyclic(1)[0] == pytest.approx(every, rel=1e-10)
     np.testing.assert_allclose(dynamics.column_norms(), np.linalg.norm(matrix, axis=0), rtol=1e-9)
     last = matrix[-1] * run.schedule("learning_rates")[-1]
     np.testing.assert_allclose(dynamics.full_columns(), last, rtol=1e-10)

@@ -136,7 +136,7 @@ def test_rounding_never_makes_a_small_delta_smaller(pair, steps, mu, delta):
     """With probability 1 the pairs are Gaussians, and so is their composition."""
     shift = mu / math.sqrt(steps) / (2 if pair == "replace" else 1)
     loss = subsampled.SubsampledLoss((Component(1.0, 1.0, 1 / shift, pair),), steps)
-    distribution, _ = subsampled.composed([loss])
+    distribution = subsampled.composed([loss])
     exact, found = epsilon_of_mu(mu, delta), distribution.epsilon(delta)
     assert exact * (1 - 1e-9) <= found
     # Rounding may be more than the smallest delta, for which there are Rényi divergences.

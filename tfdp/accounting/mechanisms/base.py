@@ -32,9 +32,7 @@ class Mechanism:
       update_rules: Keras update rules that the mechanism allows: "any", since they see noisy sums only;
         "linear", for a proven guarantee SGD with or without momentum; or "own", the paper's step.
       adaptive_clipping: Whether the clip norm may depend on earlier releases.
-      adds_at_least: Whether training may add more noise than the multiplier says.
       usual_sampling: Name of the sampling scheme where none is chosen.
-      other_noise_needs: The only sampling scheme with a proof for noise that is not Gaussian, or None.
       segments_note: Assumption of a guarantee about several runs of this mechanism, or None.
       advice: Sentence about a better mechanism at the same proven epsilon, or None.
 
@@ -54,9 +52,7 @@ class Mechanism:
     settings: ClassVar[tuple[str, ...]] = ()
     update_rules: ClassVar[str] = "any"
     adaptive_clipping: ClassVar[bool] = False
-    adds_at_least: ClassVar[bool] = False
     usual_sampling: ClassVar[str] = "poisson"
-    other_noise_needs: ClassVar[str | None] = None
     segments_note: ClassVar[str | None] = None
     advice: ClassVar[str | None] = None
 

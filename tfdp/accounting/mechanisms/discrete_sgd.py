@@ -75,7 +75,6 @@ class DiscreteSGD(NoisyMechanism):
         "codebook_size",
         "noise_decay",
     )
-    other_noise_needs: ClassVar[str] = "poisson"
     released: ClassVar[str] = DPSGD.released
     claim_assumptions: ClassVar[tuple[str, ...]] = (
         "The paper's Lemma 5 at whole orders, with 1/(1 - order) corrected to 1/(order - 1), and "

@@ -76,9 +76,6 @@ class Toeplitz:
             total += twice * products[np.minimum(left, len(products) - 1)].sum()
         return float(total), "largest inner products of columns, epoch by epoch"
 
-    def every_step(self) -> float:
-        return leftmost_square(self.first, self.steps, 1)
-
     def column_norms(self) -> np.ndarray:
         squares = np.zeros(self.steps)
         squares[: len(self.first)] = self.first**2
@@ -130,8 +127,9 @@ class Matrix(NoisyMechanism):
         if self._amplifies(run):
             column = float(np.linalg.norm(self.strategy.first(run.steps)))
             noise = self.noise_multiplier / column
-            found = gaussian_steps.amplified(run, noise, adjacency)
-            return found.also(*_ASSUMPTIONS, SECRET_SAMPLE, details={"response_norm": column})
+            return gaussian_steps.amplified(run, noise, adjacency).also(
+                *_ASSUMPTIONS, SECRET_SAMPLE
+            )
         loss, details = linear_releases.loss_of(run, adjacency, delta)
         return Analysis((loss,), _ASSUMPTIONS, details=details)
 

@@ -17,4 +17,3 @@ class SGLD(DPDropout):
     name: ClassVar[str] = "sgld"
     summary: ClassVar[str] = "Langevin steps without dropout, the baseline of dp_dropout"
     default_reading: ClassVar[str] = "zcdp"
-    adds_at_least: ClassVar[bool] = True

@@ -16,21 +16,22 @@ far away counts as a complete loss, in both orders.
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 
 import numpy as np
-from scipy import signal, special
+from scipy import special
 
 from tfdp.accounting.numerics.loss_grid import Grid, Losses, sum_of
 
 # Distance of lattice points in standard deviations of X, and the largest number of such points.
 _FINE = 0.02
-# Standard deviations of x beyond which a mass of 6e-16 is left out.
-_FAR = 8.0
-_FINEST = 1 << 17
+# Standard deviations of x beyond which a mass of 6e-16 is left out, and the mass for each lot of an
+# epoch below which a case is left out.
+_FAR, _LEFT_OUT = 8.0, 1e-17
+_FINEST = 1 << 16
 # Values of X that hardly any lot of an epoch has are large; they are on a coarser lattice of so many
-# points, and as many of an epoch are followed one by one.
-_RARE, _COARSE, _MOST_LARGE = 1e-3, 1 << 16, 3
-_NEVER = 1e-16
+# points, begin at so many of its steps, and those of an epoch are followed one by one.
+_RARE, _COARSE, _GAP = 1e-3, 1 << 16, 20
 
 # With less noise than this, computing takes long, and amplification changes little.
 LEAST_MULTIPLIER = 0.5
@@ -47,11 +48,6 @@ class _Law:
     @property
     def values(self) -> np.ndarray:
         return self.first + self.step * np.arange(len(self.chances))
-
-    def plus(self, other: "_Law") -> "_Law":
-        """The law of the sum with an independent number on a lattice of the same step."""
-        chances = np.maximum(signal.fftconvolve(self.chances, other.chances), 0.0)
-        return _Law(self.first + other.first, self.step, chances)
 
 
 def positive_losses(probability: float, multiplier: float) -> tuple[Losses, Losses]:
@@ -80,30 +76,30 @@ def _sums(lots: int, shift: float, included: bool) -> tuple[list[_Law], float]:
     """The law of the sum of an epoch's X in parts, and the mass that is left out."""
     small, large = _parts(lots, shift)
     rest = lots - 1 if included else lots
-    chance = float(large.chances.sum())
-    counts = [
-        k for k in range(min(_MOST_LARGE, rest) + 1) if math.comb(rest, k) * chance**k >= _NEVER
-    ]
-    cases = [(rest - k, k, [], math.comb(rest, k)) for k in counts]
-    if included:
-        cases = [
-            (m, k, [part], times)
-            for m, k, _, times in cases
-            for part in (_weighted(small), _weighted(large))
-            if part.chances.any()
-        ]
     found, total = [], 0.0
-    for m, k, more, times in cases:
-        law = _copies(small, m, [each for each in more if each.step == small.step])
-        further = [large] * k + [each for each in more if each.step != small.step]
-        if further:
-            law = _coarser(law, large.step)
-            for each in further:
-                law = law.plus(each)
-        law = _Law(law.first, law.step, times * law.chances)
-        found.append(law)
-        total += float(law.chances.sum())
+    for k in range(rest + 1):  # large values beside the example's lot
+        before = total
+        cases = [([(small, rest - k)], [(large, k)], False)]
+        if included:  # the lot that has the example has a small or a large value
+            cases = [
+                ([(small, rest - k), (_weighted(small), 1)], [(large, k)], True),
+                ([(small, rest - k)], [(large, k), (_weighted(large), 1)], False),
+            ]
+        for fine, coarse, weighted in cases:
+            if math.comb(rest, k) * _mass(fine) * _mass(coarse) < _LEFT_OUT * lots:
+                continue
+            law = _sum_of(*fine)
+            if sum(count for _, count in coarse):
+                law = _sum_of((_coarser(law, large.step, weighted), 1), *coarse)
+            found.append(_Law(law.first, law.step, law.chances * math.comb(rest, k)))
+            total += float(found[-1].chances.sum())
+        if total == before:
+            break
     return found, max(1.0 - total, 0.0) + 1e-14
+
+
+def _mass(terms: Sequence[tuple[_Law, int]]) -> float:
+    return math.prod(float(law.chances.sum()) ** count for law, count in terms)
 
 
 def _weighted(law: _Law) -> _Law:
@@ -111,29 +107,33 @@ def _weighted(law: _Law) -> _Law:
     return _Law(law.first, law.step, law.chances * law.values)
 
 
-def _copies(small: _Law, number: int, more: list[_Law]) -> _Law:
-    """The law of the sum of so many copies, and of further numbers on the same lattice."""
-    terms = [(small, number)] * (number > 0) + [(each, 1) for each in more]
-    first = sum(law.first * count for law, count in terms)
+@functools.lru_cache(maxsize=16)  # both orders need sums of about as many small values
+def _sum_of(*terms: tuple[_Law, int]) -> _Law:
+    """The law of the sum of independent numbers, each with its number of copies."""
+    terms = [(law, count) for law, count in terms if count]
     if not terms:
-        return _Law(0.0, small.step, np.ones(1))
+        return _Law(0.0, 1.0, np.ones(1))
     # Laws of a mass below 1 are brought to 1 for the sum, and back.
-    masses = [float(law.chances.sum()) for law, _ in terms]
-    grids = [
-        (Grid(law.step, 0, law.chances / mass, 0.0), count)
-        for (law, count), mass in zip(terms, masses, strict=True)
-    ]
-    grid = sum_of(grids)
-    scale = math.prod(mass**count for (_, count), mass in zip(terms, masses, strict=True))
-    return _Law(first + grid.lowest * small.step, small.step, grid.chances * scale)
+    step = terms[0][0].step
+    grid = sum_of(
+        [(Grid(step, 0, law.chances / law.chances.sum(), 0.0), count) for law, count in terms]
+    )
+    first = sum(law.first * count for law, count in terms)
+    return _Law(first + grid.lowest * step, step, grid.chances * _mass(terms))
 
 
-def _coarser(law: _Law, step: float) -> _Law:
-    """The law on a lattice of a larger step, with each value split between two points."""
+@functools.lru_cache(maxsize=16)
+def _coarser(law: _Law, step: float, weighted: bool) -> _Law:
+    """The law on a lattice of a larger step, with each value split between two points.
+
+    The mean stays the same; of a `weighted` law, that of the law before it was weighted by the value.
+    """
     place = (law.values - law.first) / step
     lower = np.floor(place).astype(int)
     points = int(lower[-1]) + 2
     upper = law.chances * (place - lower)
+    if weighted:
+        upper *= (law.first + step * (lower + 1)) / law.values
     chances = np.bincount(lower + 1, upper, points)
     return _Law(law.first, step, chances + np.bincount(lower, law.chances - upper, points))
 
@@ -148,7 +148,7 @@ def _parts(lots: int, shift: float) -> tuple[_Law, _Law]:
     first, last = value(-_FAR), value(shift + _FAR)
     step = _FINE * math.sqrt(math.expm1(shift**2))
     coarse = max((last - first) / _COARSE, step)
-    border = max(value(-float(special.ndtri(_RARE / lots))), 50 * coarse)
+    border = max(value(-float(special.ndtri(_RARE / lots))), _GAP * coarse)
     step = max(step, border / _FINEST)
     if border >= last:
         return _lattice(first, last, step, shift), _Law(0.0, coarse, np.zeros(1))
@@ -171,6 +171,5 @@ def _lattice(first: float, last: float, step: float, shift: float) -> _Law:
 
 def _between(ends: np.ndarray) -> np.ndarray:
     """Standard normal masses between neighbouring points, without cancellation in the tails."""
-    low, high = ends[:-1], ends[1:]
-    upper = special.ndtr(-low) - special.ndtr(-high)
-    return np.where(low > 0, upper, special.ndtr(high) - special.ndtr(low))
+    below, above = np.diff(special.ndtr(ends)), -np.diff(special.ndtr(-ends))
+    return np.where(ends[:-1] > 0, above, below)

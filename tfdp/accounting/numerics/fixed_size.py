@@ -40,51 +40,26 @@ Privacy loss distributions (`loss_grid`) are made of the positive losses in both
 joined curve.
 """
 
-import math
-
 import numpy as np
 
-from tfdp.accounting.numerics.binomials import binomial
 from tfdp.accounting.numerics.pairs import Component
 
 
-def parts(
-    num_examples: int,
-    lot_size: int,
-    noise_multiplier: float,
-    adjacency: str,
-    *,
-    replacement: bool,
-    batch_statistics: bool = False,
-    tail: float = 0.0,
-) -> tuple[tuple[Component, ...], float]:
+def rounds(
+    draws: np.ndarray, overflow: float, noise_multiplier: float, replaces: bool
+) -> tuple[Component, ...]:
     """One step of DP-SGD with lots of fixed size, as a public mixture of rounds.
 
     Args:
-      num_examples: Number N of examples.
-      lot_size: Lot size L; at most N.
+      draws: Probabilities that the record is drawn 0, 1, 2, ... times.
+      overflow: Probability of more draws, which the rounds leave out.
       noise_multiplier: Standard deviation of the noise over the clip norm.
-      adjacency: "zero_out" or "replace_one".
-      replacement: Whether lots are drawn with replacement.
-      batch_statistics: Whether one example may change the gradients of its whole lot.
-      tail: Probability of many occurrences of a record that may be left out.
-
-    Returns:
-      (components, probability of what was left out, which counts as a complete loss).
+      replaces: Whether the record's term may be any other one, and not only left out.
     """
-    probability, overflow, draws = lot_size / num_examples, 0.0, [(1, 1.0)]
-    if replacement:
-        counts, overflow = binomial(lot_size, 1.0 / num_examples, tail)
-        draws = [(k, float(counts[k] / counts[1:].sum())) for k in np.flatnonzero(counts[1:]) + 1]
-        # The true probability of being drawn, which includes the numbers that `draws` leaves out.
-        absent = lot_size * math.log1p(-1.0 / num_examples) if num_examples > 1 else -math.inf
-        probability = -math.expm1(absent)
-    if batch_statistics:
-        # All three sums have at most L terms of norm at most 1.
-        return (Component(1.0, probability, noise_multiplier / (2.0 * lot_size), "triangle"),), 0.0
-    pair, unit = ("slot", 1.0) if adjacency == "zero_out" else ("triangle", 2.0)
-    rounds = tuple(
-        Component(weight, probability, noise_multiplier / (unit * int(k)), pair)
-        for k, weight in draws
+    pair, unit = ("triangle", 2.0) if replaces else ("slot", 1.0)
+    drawn = float(draws[1:].sum())
+    return tuple(
+        Component(float(draws[k]) / drawn, drawn + overflow, noise_multiplier / (unit * k), pair)
+        for k in range(1, len(draws))
+        if draws[k] > 0
     )
-    return rounds, overflow

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from tfdp.accounting.numerics.participation import prefix_sum_law, triangle_law
+from tfdp.accounting.numerics.participation import draws, prefix_sum_law, triangle_law
 from tfdp.accounting.numerics.privacy_loss import GaussianLoss, RandomGaussianLoss
 
 if TYPE_CHECKING:
@@ -37,9 +37,6 @@ class Response(Protocol):
 
     def shuffled(self, period: int) -> tuple[float, str]:
         """Bound for a record in one step of every epoch of `period` steps; and the method in words."""
-
-    def every_step(self) -> float:
-        """||W m||^2 of a record that is once in every step."""
 
     def column_norms(self) -> np.ndarray:
         """Norms of all columns, shape (number of steps,)."""
@@ -66,9 +63,8 @@ def _at_noise_1(run: "Run", adjacency: str, delta: float):
     contribution, sampling, response = run.contribution, run.sampling, run.mechanism.response(run)
     divisor, examples = contribution.noise_divisor, contribution.max_examples_per_user
     details = {"sensitivity": divisor * contribution.sensitivity(sampling, adjacency, examples)}
-    if sampling.draws(1, 0.0) is None:
+    if draws(run, 0.0) is None:
         square, details["bound"] = sampling.squares(response)
-        details["response_norm"] = math.sqrt(square)
         return GaussianLoss(details["sensitivity"] * math.sqrt(square)), details
     # The law of the draws counts all examples of a user, so one occurrence is meant here.
     scale = divisor * contribution.sensitivity(sampling, adjacency)
@@ -80,5 +76,4 @@ def _at_noise_1(run: "Run", adjacency: str, delta: float):
     else:
         squares, probabilities, overflow = triangle_law(run, response.column_norms(), delta)
         details["bound"] = "Theorem B, law of the sum of column norms"
-    details["response_norm_mean"] = float(np.sqrt(squares) @ probabilities)
     return RandomGaussianLoss(squares * scale * scale, probabilities, overflow), details

@@ -111,9 +111,6 @@ class Dynamics:
             before += inside[-1]
         return float(self.row_weight @ reached**2), "envelope over every epoch"
 
-    def every_step(self) -> float:
-        return float(self.squared_response(np.ones(len(self.lr))))
-
     def full_columns(self) -> np.ndarray:
         """H_s: the change of the last mean per unit of gradient in step s, shape (T,).
 

@@ -80,12 +80,15 @@ class Grid:
         block = len(self.chances) // _COARSE
         if block < 2:
             return self
-        lower, rest = np.divmod(self.lowest + np.arange(len(self.chances)), block)
-        place, upper = lower - lower[0], self.chances * (rest / block)
-        points = int(place[-1]) + 2
-        chances = np.bincount(place, self.chances - upper, points)
-        chances += np.bincount(place + 1, upper, points)
-        return Grid(self.interval * block, int(lower[0]), chances, self.infinite)
+        first, before = divmod(self.lowest, block)
+        rows = -(-(before + len(self.chances)) // block)
+        cells = np.zeros(rows * block)
+        cells[before : before + len(self.chances)] = self.chances
+        cells = cells.reshape(rows, block)
+        upper = np.einsum("ij,j", cells, np.arange(block) / block)
+        chances = np.append(cells.sum(axis=1) - upper, 0.0)
+        chances[1:] += upper
+        return Grid(self.interval * block, first, chances, self.infinite)
 
     def log_moment(self, order: float) -> float:
         """Upper bound on the log of the sum of exp(order * loss) over the finite losses."""

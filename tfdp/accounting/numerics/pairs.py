@@ -32,7 +32,8 @@ from tfdp.accounting.numerics.loss_grid import Losses
 
 PAIRS = ("add", "replace", "slot", "triangle", "allocation")
 
-# Mass that may remain beyond the last loss, where it counts as a complete one.
+# Mass that may remain beyond the last loss, and chance of more draws than are followed; each counts
+# as a complete loss.
 _TAIL = 1e-20
 # Largest width of a cell, and about the largest number of cells.
 _WIDTH, _CELLS = 0.01, 1_000_000
@@ -104,7 +105,8 @@ def orders(part: Component) -> tuple[tuple[Gaussians, Gaussians], tuple[Gaussian
     if part.examples == 1:
         weights, numbers = np.array([part.probability]), np.array([1.0])
     else:
-        weights, _ = binomial(part.examples, part.probability, 0.0)
+        # More draws than these have a chance of at most `_TAIL`, and count as a complete loss.
+        weights, _ = binomial(part.examples, part.probability, _TAIL)
         weights, numbers = weights[1:], np.arange(1.0, len(weights))
     with_ = Gaussians(weights, shift * numbers)
     mirrored = Gaussians(weights, -shift * numbers)
@@ -145,6 +147,18 @@ def mean_square(part: Component) -> float:
     with_, _ = orders(dataclasses.replace(part, pair="add"))[0]
     losses = np.clip(with_.log_over_standard(x), -700.0, 700.0)
     return float(density @ losses**2 / density.sum())
+
+
+def variance(part: Component, noise: float) -> float:
+    """Variance of the density ratio of one round, about, with all noise multiplied by `noise`."""
+    part = dataclasses.replace(part, multiplier=part.multiplier * noise)
+    if part.pair == "allocation":
+        return part.probability * math.expm1(min(part.multiplier**-2, 50.0))
+    p, q = orders(part)[0]
+    weights = np.concatenate([p.weights, -q.weights])
+    centres = np.concatenate([p.centres, q.centres])
+    centres *= min(4.0 / np.abs(centres).max(), 1.0)  # against overflow
+    return float(weights @ np.expm1(np.outer(centres, centres)) @ weights)
 
 
 def positive_losses(part: Component, fineness: float) -> tuple[Losses, Losses]:
@@ -191,4 +205,4 @@ def _losses(p: Gaussians, q: Gaussians, weight: float, fineness: float) -> Losse
     chances = np.zeros(len(x))
     chances[1:] = upper
     chances[:-1] += mass - upper
-    return Losses(losses, chances, min(_TAIL / weight, 0.5))
+    return Losses(losses, chances, min(2 * _TAIL / weight, 0.5))

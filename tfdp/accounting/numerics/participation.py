@@ -25,11 +25,11 @@ _TAIL_SHARE = 1e-6
 _DP_CELLS = 4_000_000
 
 
-def draws(run: "Run", tail: float) -> tuple[np.ndarray, float]:
+def draws(run: "Run", tail: float) -> tuple[np.ndarray, float] | None:
     """Law of how often a user's examples (or their microbatches) are drawn in one step.
 
     Returns:
-      (probabilities of 0, 1, ... draws, probability of more).
+      (probabilities of 0, 1, ... draws, probability of more); None if no step draws by itself.
     """
     lots = run.sampling.of_groups(run.contribution.microbatch_size)
     return lots.draws(run.contribution.max_examples_per_user, tail)
@@ -103,26 +103,24 @@ def prefix_sum_law(run: "Run", delta: float, bins: int = 50) -> Law:
     # `unit`, which bounds the memory.
     unit = max(1, math.ceil(k_max * k_max * count * (k_max + 1) / _DP_CELLS))
     rise = -(-(np.arange(k_max + 1) ** 2) // unit)
-    size = int(rise[-1]) * count + 1
-    state, used = np.zeros((k_max + 1, size)), 1
-    state[0, 0] = 1.0
+    rows = [np.ones(1)]  # probabilities of the sum so far, for each K
     for _ in range(count):
-        arrived = np.zeros_like(state)
-        for k in range(min(len(one), k_max + 1)):
-            arrived[k:, :used] += one[k] * state[: k_max + 1 - k, :used]
-        new_used = min(size, used + int(rise[-1]))
-        state = np.zeros_like(arrived)
-        for k in range(k_max + 1):
-            state[k, rise[k] : rise[k] + used] = arrived[k, :used]
-        # States with improbably large sums are dropped; their mass counts as a complete loss.
-        beyond = np.cumsum(state[:, :new_used].sum(axis=0)[::-1])[::-1]
-        used = max(int(np.searchsorted(-beyond, -tail / count)), 1)
-        if used < new_used:
-            overflow += float(beyond[used])
-            state[:, used:] = 0.0
+        before, rows = rows, []
+        for k in range(min(len(before) + len(one) - 1, k_max + 1)):
+            ways = [(one[k - i], row) for i, row in enumerate(before[: k + 1]) if k - i < len(one)]
+            row = np.zeros(rise[k] + max(len(row) for _, row in ways))
+            for chance, earlier in ways:
+                row[rise[k] : rise[k] + len(earlier)] += chance * earlier
+            # Improbably large sums are dropped; their mass counts as a complete loss.
+            row, cut = _trim(row, tail / (count * (k_max + 1)))
+            rows.append(row)
+            overflow += cut
+    total = np.zeros(max(map(len, rows)))
+    for row in rows:
+        total[: len(row)] += row
     # Paths with more than k_max participations have left the table; the tail of `whole`, which is
     # part of the overflow, covers them.
-    return _whole((np.arange(size) * float(unit * length), state.sum(axis=0), overflow))
+    return _whole((np.arange(len(total)) * float(unit * length), total, overflow))
 
 
 def triangle_law(run: "Run", norms: np.ndarray, delta: float, levels: int = 400) -> Law:

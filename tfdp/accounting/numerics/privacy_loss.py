@@ -20,9 +20,10 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from scipy import optimize
 
 from tfdp.accounting.numerics import attacks, gaussian
-from tfdp.accounting.numerics.pairs import Component
+from tfdp.accounting.numerics.pairs import Component, variance
 from tfdp.accounting.numerics.subsampled import SubsampledLoss, composed, renyi_divergences
 
 # Largest number of different mu that a random mu has beside amplified steps.
@@ -95,7 +96,7 @@ def epsilon_of(losses: Sequence[Loss], delta: float) -> Spent:
         return Spent(gaussian.epsilon_of_mu(mu, delta), mu, {"bound": "exact Gaussian profile"})
     squares, probabilities, overflow = _add_random(random, mu * mu)
     epsilon = gaussian.epsilon_of_mixture(squares, probabilities, overflow, delta)
-    return Spent(epsilon, None, {"bound": "average of Gaussian profiles", "overflow": overflow})
+    return Spent(epsilon, None, {"bound": "average of Gaussian profiles"})
 
 
 def curve_of(losses: Sequence[Loss], delta: float) -> attacks.Curve:
@@ -105,7 +106,7 @@ def curve_of(losses: Sequence[Loss], delta: float) -> attacks.Curve:
     """
     mu, random, steps = _sorted(losses)
     if steps:
-        overflow, distribution, _ = _composed(steps)
+        overflow, distribution = _composed(steps)
         if distribution is not None and overflow + distribution.infinite < delta / _WELL_ABOVE:
             return lambda at: min(distribution.delta(at) + overflow, 1.0)
         divergences, left_out = _renyi(steps)
@@ -122,16 +123,17 @@ def typical_noise(losses: Sequence[Loss], mu: float) -> float:
     """Factor of the noise with which losses are about as private as a mu-GDP mechanism.
 
     By the central limit theorem for privacy losses (Bu, Dong, Long, Su 2020), mu^2 is about the sum of
-    the variances. This is no bound; a search starts from it. It is 1 where no variance is known.
+    the variances. This is no bound; a search starts from it. It is 1 without losses.
     """
-    if not losses or any(isinstance(loss, RenyiLoss) for loss in losses):
+
+    def excess(log_noise: float) -> float:
+        variance = sum(_variance(loss, math.exp(log_noise)) for loss in losses)
+        return math.log(max(variance, 1e-300) / (mu * mu))
+
+    low, high = math.log(1e-9), math.log(1e12)
+    if not excess(low) > 0 > excess(high):
         return 1.0
-    low, high = 1e-9, 1e12
-    while high > low * 1.001:
-        middle = math.sqrt(low * high)
-        variance = sum(_variance(loss, middle) for loss in losses)
-        low, high = (middle, high) if variance > mu * mu else (low, middle)
-    return high
+    return math.exp(optimize.brentq(excess, low, high, xtol=1e-4))
 
 
 def _variance(loss: Loss, noise: float) -> float:
@@ -141,12 +143,9 @@ def _variance(loss: Loss, noise: float) -> float:
     if isinstance(loss, RandomGaussianLoss):
         squares, probabilities, _ = loss.finite
         return float(squares @ probabilities) / noise**2
-    return loss.steps * sum(
-        part.weight
-        * (part.probability * part.examples) ** (1 if part.pair == "allocation" else 2)
-        * math.expm1(min((part.multiplier * noise) ** -2, 50.0))
-        for part in loss.components
-    )
+    if isinstance(loss, RenyiLoss):
+        return loss.steps * math.expm1(min(loss.divergences[ORDERS.index(2)], 50.0)) / noise**2
+    return loss.steps * sum(part.weight * variance(part, noise) for part in loss.components)
 
 
 def rdp_to_epsilon(
@@ -239,12 +238,11 @@ def _add_random(random: Sequence[RandomGaussianLoss], constant: float, points: i
 # Calibration, the limit of a budget, progress bars and the final statement ask for the same epsilons.
 @functools.lru_cache(maxsize=256)
 def _spent_by_steps(steps: tuple[SubsampledLoss | RenyiLoss, ...], delta: float) -> Spent:
-    overflow, distribution, interval = _composed(steps)
-    details = {"overflow": overflow} if overflow else {}
+    overflow, distribution = _composed(steps)
     # The rounds that are left out have the total probability `overflow`, which delta has to cover.
     left = delta - overflow
     if not left > 0:
-        return Spent(math.inf, None, {"bound": "tail mass exceeds delta"} | details)
+        return Spent(math.inf, None, {"bound": "tail mass exceeds delta"})
     by_pld = math.inf if distribution is None else distribution.epsilon(left)
     by_rdp, order = math.inf, math.nan
     if distribution is None or not distribution.infinite < left / _WELL_ABOVE:
@@ -252,20 +250,18 @@ def _spent_by_steps(steps: tuple[SubsampledLoss | RenyiLoss, ...], delta: float)
         if left_out < delta:
             by_rdp, order = rdp_to_epsilon(divergences, delta - left_out)
     if by_pld < by_rdp:
-        details |= {"bound": "PLD", "epsilon_pld": by_pld, "pld_interval": interval}
-        return Spent(by_pld, None, details)
-    details |= {"bound": "RDP", "epsilon_rdp": by_rdp, "rdp_order": order}
-    return Spent(by_rdp, None, details)
+        return Spent(by_pld, None, {"bound": "PLD"})
+    return Spent(by_rdp, None, {"bound": "RDP", "rdp_order": order})
 
 
 @functools.lru_cache(maxsize=2)  # a statement asks for epsilon, and then for the curve
 def _composed(steps):
-    """(probability of outcomes that are left out, distribution of all steps or None, its interval)."""
+    """(probability of outcomes that are left out, distribution of all steps or None)."""
     sampled = [loss for loss in steps if isinstance(loss, SubsampledLoss)]
     overflow = sum(loss.steps * loss.overflow for loss in sampled)
     if len(sampled) < len(steps):
-        return overflow, None, None  # only Rényi divergences are known of one loss
-    return overflow, *(composed(sampled) or (None, None))
+        return overflow, None  # only Rényi divergences are known of one loss
+    return overflow, composed(sampled)
 
 
 def _renyi(steps) -> tuple[np.ndarray, float]:

@@ -19,6 +19,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.polynomial import chebyshev
 from scipy import special
 
 from tfdp.accounting.numerics.noise_families import fisher_information, log_density, log_ratio
@@ -35,10 +36,12 @@ _EXPONENT_LIMIT = 600.0
 _QUADRATURE_TOLERANCE = 1e-6
 # For larger values the grid could miss a peak of width 1 or less although the quadrature converges.
 _LARGEST_SHIFT, _LARGEST_SHIFT_TIMES_ORDER = 20.0, 400.0
-# Numbers of Chebyshev nodes that are tried, and the relative size of the last coefficients at which
-# the interpolation counts as converged.
-_NODES = (24, 48, 96)
+# Numbers of Chebyshev nodes: few for shifts of up to 1/16, for which all orders of all families
+# converge. The interpolation counts as converged if the last coefficients have this relative size.
+_FEW_NODES, _NODES, _SMALL = 24, 96, 1 / 16
 _INTERPOLATION_TOLERANCE = 1e-10
+# Intervals of the grid on which the largest value of an interpolant is looked for.
+_POINTS = 4000
 # Relative margin for errors of quadrature, interpolation and rounding, which stay well below it.
 _HAIR = 1e-9
 
@@ -65,8 +68,7 @@ def log_moments(
         small = k * _expm1_minus(up) + (k - 1) * _expm1_minus(down)
         exact = up + np.log((k + (k - 1) * np.exp(down - up)) / (2 * k - 1))
         return np.where(up < 1.0, np.log1p(small / (2 * k - 1)), exact)
-    log_z = log_density(family, _X, degrees_of_freedom)
-    weight = _WEIGHT * np.exp(log_z)
+    weight = _WEIGHT * np.exp(log_density(family, _X, degrees_of_freedom))
     found = np.array(
         [_quadrature(log_ratio(family, _X, s, degrees_of_freedom), weight, k) for s in t[:, 0]]
     )
@@ -83,15 +85,20 @@ def _expm1_minus(x: np.ndarray) -> np.ndarray:
 def _quadrature(ratio: np.ndarray, weight: np.ndarray, orders: np.ndarray) -> np.ndarray:
     result = np.full(len(orders), np.inf)
     linear = orders * ratio.max() < _EXPONENT_LIMIT
-    rows = np.flatnonzero(linear)
-    once = _expm1_minus(ratio) if len(rows) else 0.0
-    # Eight orders at a time fit into the processor's cache.
-    for few in np.array_split(rows, -(-len(rows) // 8)) if len(rows) else []:
-        k = orders[few, None]
-        terms = weight * (_expm1_minus(k * ratio) - k * once)
-        fine, coarse = terms.sum(axis=1), 2 * terms[:, ::2].sum(axis=1)
-        good = np.abs(fine - coarse) <= _QUADRATURE_TOLERANCE * np.abs(fine)
-        result[few] = np.where(good, np.log1p(fine), np.inf)
+    places = {int(orders[i]): i for i in np.flatnonzero(linear)}
+    # e^(kr) - 1 - k (e^r - 1) is a sum of (e^r - 1) (e^(jr) - 1) over j < k, none of them negative.
+    once = np.expm1(np.minimum(ratio, _EXPONENT_LIMIT))
+    power, total = once.copy(), np.zeros_like(once)
+    for k in range(2, max(places, default=1) + 1):
+        product = once * power
+        total += product
+        power += once
+        power += product
+        if k in places:
+            terms = weight * total
+            fine, coarse = terms.sum(), 2 * terms[::2].sum()
+            if abs(fine - coarse) <= _QUADRATURE_TOLERANCE * abs(fine):
+                result[places[k]] = np.log1p(fine)
     for i in np.flatnonzero(~linear):
         with np.errstate(divide="ignore"):
             terms = orders[i] * ratio + np.log(weight)
@@ -116,7 +123,7 @@ def corner(
     values, counts = np.unique(magnitudes[magnitudes > 0], return_counts=True)
     if not len(values):
         return np.zeros(len(orders))
-    if len(values) <= 2 * _NODES[0] or family == "gaussian":
+    if len(values) <= 2 * _FEW_NODES or family == "gaussian":
         if family == "gaussian":  # K_k depends on the norm of the shifts only
             values, counts = np.array([np.linalg.norm(magnitudes)]), np.ones(1)
         return counts @ log_moments(family, values, orders, degrees_of_freedom) * (1 + _HAIR)
@@ -162,12 +169,20 @@ def unit_norm(
         return norm * norm * at_zero * (1 + _HAIR)
     reach = _reach(float(largest))
     coefficients = _interpolant(family, reach, tuple(orders), degrees_of_freedom)
-    dense = np.polynomial.chebyshev.chebval(
-        np.linspace(-1, 2 * (largest / reach) ** 2 - 1, 2001),
-        np.where(np.isfinite(coefficients), coefficients, 0.0),
-    ).max(axis=-1)
-    top = np.maximum(dense, at_zero)
+    known = np.where(np.isfinite(coefficients), coefficients, 0.0)
+    place = (largest / reach) ** 2
+    before = _running(family, reach, tuple(orders), degrees_of_freedom)[:, int(place * _POINTS)]
+    top = np.maximum.reduce([before, chebyshev.chebval(2 * place - 1, known), at_zero])
     return np.where(np.isfinite(coefficients[0]), norm * norm * top * (1 + 1e-6), np.inf)
+
+
+@functools.lru_cache(maxsize=8)
+def _running(family: str, reach: float, orders: tuple, degrees_of_freedom: float | None):
+    """Largest value of the interpolant on [0, t^2] for each t^2 of an even grid up to reach^2."""
+    coefficients = _interpolant(family, reach, orders, degrees_of_freedom)
+    known = np.where(np.isfinite(coefficients), coefficients, 0.0)
+    values = chebyshev.chebval(np.linspace(-1, 1, _POINTS + 1), known)
+    return np.maximum.accumulate(values, axis=-1)
 
 
 def _reach(largest: float) -> float:
@@ -178,27 +193,21 @@ def _reach(largest: float) -> float:
 @functools.lru_cache(maxsize=64)
 def _interpolant(family: str, largest: float, orders: tuple, degrees_of_freedom: float | None):
     """Chebyshev coefficients of log I_k(t) / t^2 in t^2 on [0, largest^2]; inf if not converged."""
-    result = np.zeros((_NODES[-1], len(orders)))
-    left = np.arange(len(orders))
-    for nodes in _NODES:
-        angles = np.pi * (np.arange(nodes) + 0.5) / nodes
-        squares = np.maximum((np.cos(angles) + 1) / 2 * largest**2, 1e-16)
-        values = log_moments(
-            family, np.sqrt(squares), [orders[i] for i in left], degrees_of_freedom
-        )
-        values = values / squares[:, None]
-        finite = np.all(np.isfinite(values), axis=0)
-        basis = np.cos(np.outer(np.arange(nodes), angles))
-        coefficients = 2 / nodes * basis @ np.where(finite, values, 0.0)
-        coefficients[0] /= 2
-        tail = np.abs(coefficients[-3:]).max(axis=0)
-        converged = finite & (tail <= _INTERPOLATION_TOLERANCE * np.abs(coefficients[0]))
-        result[:, left[~finite]] = np.inf
-        result[:nodes, left[converged]] = coefficients[:, converged]
-        left = left[finite & ~converged]  # the next round tries more nodes for these orders
-        if not len(left):
-            break
-    result[:, left] = np.inf
+    nodes = _FEW_NODES if largest <= _SMALL else _NODES
+    angles = np.pi * (np.arange(nodes) + 0.5) / nodes
+    squares = np.maximum((np.cos(angles) + 1) / 2 * largest**2, 1e-16)
+    # Beyond, the moments of the largest shift are not known, and the quadratures would be slow.
+    known = np.asarray(orders) * math.sqrt(squares[0]) <= _LARGEST_SHIFT_TIMES_ORDER
+    values = log_moments(family, np.sqrt(squares), np.asarray(orders)[known], degrees_of_freedom)
+    values = values / squares[:, None]
+    finite = np.all(np.isfinite(values), axis=0)
+    basis = np.cos(np.outer(np.arange(nodes), angles))
+    coefficients = 2 / nodes * basis @ np.where(finite, values, 0.0)
+    coefficients[0] /= 2
+    tail = np.abs(coefficients[-3:]).max(axis=0)
+    converged = finite & (tail <= _INTERPOLATION_TOLERANCE * np.abs(coefficients[0]))
+    result = np.full((nodes, len(orders)), np.inf)
+    result[:, known] = np.where(converged, coefficients, np.inf)
     return result
 
 
@@ -225,5 +234,5 @@ def subsampled(moments: np.ndarray, probability: float, orders: Sequence[float])
         if excess.max() < 500:
             result[i] = np.log1p(np.exp(log_weight) @ np.expm1(excess)) / (order - 1)
         else:
-            result[i] = special.logsumexp(log_weight + excess) / (order - 1)
+            result[i] = np.logaddexp.reduce(log_weight + excess) / (order - 1)
     return result

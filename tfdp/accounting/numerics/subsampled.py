@@ -17,8 +17,8 @@ from tfdp.accounting.numerics.pairs import Component, mean_square, positive_loss
 
 # Discretization intervals, and the largest number of grid points of one round (each takes up to half a
 # microsecond).
-_INTERVALS = (1e-5, 3e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3)
-_POINTS = 400_000
+_INTERVALS = (1e-5, 3e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
+_POINTS = 200_000
 # Largest number of points of a composition, each of which takes about a hundred bytes.
 _COMPOSED_POINTS = 1 << 23
 # An interval of this share of the standard deviation of one round's loss adds less than 1e-5 to the
@@ -45,16 +45,14 @@ def one_round(components: tuple[Component, ...], interval: float) -> loss_grid.L
     return loss_grid.one_round(parts, interval)
 
 
-def composed(
-    sampled: Sequence[SubsampledLoss],
-) -> tuple[loss_grid.LossDistribution, float] | None:
-    """(distribution, interval) of all losses; None if no grid fits: next to nothing is private."""
+def composed(sampled: Sequence[SubsampledLoss]) -> loss_grid.LossDistribution | None:
+    """The distribution of all losses; None if no grid fits: next to nothing is private."""
     finest = _interval(sampled)
     for interval in (each for each in _INTERVALS if finest is not None and each >= finest):
         rounds = [(one_round(loss.components, interval), loss.steps) for loss in sampled]
         found = loss_grid.composed(rounds, _COMPOSED_POINTS)
         if found is not None:
-            return found, interval
+            return found
     return None
 
 
