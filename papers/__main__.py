@@ -52,25 +52,17 @@ def _parser():
         )
         return made
 
-    command(
-        "list", _list, "what there is, how much of it was run, and the commands that run it", "*"
-    )
+    command("list", _list, "what there is, what of it was run, and the commands that run it", "*")
     run = command("run", _run, "run what is missing", "+")
     run.add_argument("--seeds", type=int, help="run this many seeds of each cell only")
     run.add_argument(
         "--skip_recorded", action="store_true", help="leave out what papers/records holds"
     )
-    report = command(
-        "report",
-        _report,
-        "write the pages from the records and what was run here; needs tfdp[plot]",
-    )
+    report = command("report", _report, "write the pages of all records; needs tfdp[plot]")
     report.add_argument(
         "--out",
         type=_folder,
-        help="a folder for pages and records, laid out like the repository, in which yours take the "
-        "place of those of the same cell and seed; RESULTS/pages by default (--out=. updates the "
-        "repository)",
+        help="a folder laid out like the repository; by default RESULTS/pages (. is the repository)",
     )
     return parser
 

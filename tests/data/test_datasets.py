@@ -11,6 +11,7 @@ from sklearn.datasets import load_digits
 
 from tfdp import data
 from tfdp.data import datasets
+from tfdp.data.prepared import check_apart, check_split
 from tfdp.data.spec import described
 
 PREPARED = pathlib.Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
@@ -109,18 +110,18 @@ def test_splits_that_overlap_are_refused(one, other, apart):
     builder = builder_of(train=[one], test=[other])
     for names in (("train", "test"), ("test", "train")):
         if apart:
-            datasets._check_apart(builder, "some", *names)
+            check_apart(builder, "some", *names)
         else:
             with pytest.raises(ValueError, match="in common"):
-                datasets._check_apart(builder, "some", *names)
+                check_apart(builder, "some", *names)
 
 
 def test_a_split_that_repeats_examples_is_refused():
     """`tensorflow_datasets` takes "train[:9]+train[:9]", and reads the examples twice."""
-    datasets._check_split(builder_of(train=[("a", 0, 5), ("a", 5, -1), ("b", 0, 5)]), "train")
+    check_split(builder_of(train=[("a", 0, 5), ("a", 5, -1), ("b", 0, 5)]), "train")
     for parts in [[("a", 0, 5), ("a", 0, 5)], [("b", 0, 1), ("a", 0, 5), ("a", 4, -1)]]:
         with pytest.raises(ValueError, match="several times"):
-            datasets._check_split(builder_of(train=parts), "train")
+            check_split(builder_of(train=parts), "train")
 
 
 class TestUnavailable:
@@ -140,7 +141,7 @@ class TestUnavailable:
             raise urllib.error.URLError("Network is unreachable")
 
         monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-        monkeypatch.setattr(datasets.urllib.request, "urlopen", refuse)
+        monkeypatch.setattr(urllib.request, "urlopen", refuse)
         with pytest.raises(data.DataUnavailable, match="TFDS_DATA_DIR"):
             data.load("mnist")
 

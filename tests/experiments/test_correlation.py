@@ -6,8 +6,7 @@ from helpers import private
 from tests.accounting.varying import vary
 from tfdp.data import make_lots
 from tfdp.experiments import Experiment
-from tfdp.experiments.construction import make_optimizer, plan
-from tfdp.experiments.correlation import complete
+from tfdp.experiments.construction import complete, make_optimizer, plan
 
 
 def experiment(**changes):

@@ -12,7 +12,7 @@ Example:
     nothing (zero_out).
 """
 
-import importlib
+from tfdp._lazy import importing
 
 _PUBLIC = {
     "Run": "run",
@@ -52,15 +52,4 @@ _PUBLIC = {
 }
 
 __all__ = [*_PUBLIC]
-
-
-def __getattr__(name):
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'tfdp.accounting' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"tfdp.accounting.{_PUBLIC[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__():
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = importing(__name__, _PUBLIC)

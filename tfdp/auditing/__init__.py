@@ -14,7 +14,7 @@ Example:
     epsilon is at least 2...
 """
 
-import importlib
+from tfdp._lazy import importing
 
 _PUBLIC = {
     "Audit": "running",
@@ -31,15 +31,4 @@ _PUBLIC = {
 }
 
 __all__ = [*_PUBLIC]
-
-
-def __getattr__(name):
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'tfdp.auditing' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"tfdp.auditing.{_PUBLIC[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__():
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = importing(__name__, _PUBLIC)

@@ -17,6 +17,7 @@ from pathlib import Path
 from absl import app, flags, logging
 
 from tfdp.accounting.command import plot
+from tfdp.data.prepared import DataUnavailable
 from tfdp.experiments import command, console
 
 FLAGS = flags.FLAGS
@@ -45,12 +46,9 @@ flags.DEFINE_float("confidence", 0.95, "The confidence of the lower bound.", 0.0
 flags.DEFINE_string("json", None, "A file for the whole result.")
 flags.DEFINE_string("plot", None, "A file for the picture: .png, .pdf or .svg.")
 
-
 # Flags of one task only.
-_OWN = {
-    "audit": {"canaries", "runs", "guesses", "observe", "confidence"},
-    "membership": {"models", "examples"},
-}
+_OF_AUDIT = ("canaries", "confidence", "guesses", "observe", "runs")
+_OF_MEMBERSHIP = ("examples", "models")
 
 
 def parse(argv):
@@ -58,10 +56,9 @@ def parse(argv):
     try:
         arguments = command.parse(argv, sys.modules[__name__])
         task = _task(arguments)
-        others = set().union(*_OWN.values()) - _OWN[task]
-        useless = sorted(name for name in others if FLAGS[name].present)
-        if useless:
-            raise ValueError(f"Expected flags that {task} uses. Found --{useless[0]}.")
+        for name in _OF_MEMBERSHIP if task == "audit" else _OF_AUDIT:
+            if FLAGS[name].present:
+                raise ValueError(f"Expected flags that {task} uses. Found --{name}.")
     except ValueError as error:
         sys.exit(console.refuse(error, _PROGRAM))
     return arguments
@@ -78,8 +75,6 @@ def _task(arguments) -> str:
 def main(argv):
     logging.set_verbosity(logging.WARNING)
     console.prepare_tensorflow()
-    from tfdp.data import DataUnavailable  # imports TensorFlow
-
     try:
         (point,) = command.points(sys.argv)
         return _done(_task(argv), point)
@@ -102,7 +97,7 @@ def _done(task: str, point) -> int:
         print(f"Settings: {', '.join(point.read)}", flush=True)
     from tfdp.experiments.audited import attack_experiment, audit_experiment, write
 
-    done, kind = {"training": point.command}, point.experiment.guarantee
+    done, kind = {"training": command.command_of(point.experiment)}, point.experiment.guarantee
     if task == "membership":
         found = attack_experiment(
             point.experiment, examples=FLAGS.examples, models=FLAGS.models, seed=FLAGS.coins

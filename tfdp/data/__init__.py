@@ -14,38 +14,27 @@ Example:
     (1437, 11)
 """
 
-import importlib
+from tfdp._lazy import importing
 
 _PUBLIC = {
-    "DATASETS": "tfdp.data.datasets",
-    "Dataset": "tfdp.data.datasets",
-    "DataUnavailable": "tfdp.data.datasets",
-    "load": "tfdp.data.datasets",
-    "load_split": "tfdp.data.datasets",
-    "check_labels": "tfdp.data.labels",
-    "Lots": "tfdp.data.lots",
-    "row_multiple_for": "tfdp.data.lots",
-    "SAMPLINGS": "tfdp.data.schemes",
-    "CyclicLots": "tfdp.data.schemes",
-    "CyclicPoissonLots": "tfdp.data.schemes",
-    "FixedSizeLots": "tfdp.data.schemes",
-    "PoissonLots": "tfdp.data.schemes",
-    "RandomAllocationLots": "tfdp.data.schemes",
-    "ShuffledLots": "tfdp.data.schemes",
-    "WithReplacementLots": "tfdp.data.schemes",
-    "make_lots": "tfdp.data.schemes",
+    "DATASETS": "datasets",
+    "Dataset": "datasets",
+    "DataUnavailable": "prepared",
+    "load": "datasets",
+    "load_split": "datasets",
+    "check_labels": "labels",
+    "Lots": "lots",
+    "row_multiple_for": "lots",
+    "SAMPLINGS": "schemes",
+    "CyclicLots": "schemes",
+    "CyclicPoissonLots": "schemes",
+    "FixedSizeLots": "schemes",
+    "PoissonLots": "schemes",
+    "RandomAllocationLots": "schemes",
+    "ShuffledLots": "schemes",
+    "WithReplacementLots": "schemes",
+    "make_lots": "schemes",
 }
 
 __all__ = [*_PUBLIC]
-
-
-def __getattr__(name):
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'tfdp.data' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_PUBLIC[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__():
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = importing(__name__, _PUBLIC)

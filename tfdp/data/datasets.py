@@ -5,34 +5,13 @@ a release that the accounting does not include.
 """
 
 import dataclasses
-import itertools
-import os
-import threading
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 
 import numpy as np
-from absl import logging
 
 from tfdp._validate import did_you_mean, one_of, text
+from tfdp.data.prepared import builder_of, check_apart, no_split, prepared, read
 from tfdp.data.spec import Spec, described, listed_names
-
-# Seconds to wait for an answer from the host of a download.
-_PROBE_SECONDS = 10
-
-
-class DataUnavailable(RuntimeError):
-    """The data is not prepared on this machine and cannot be downloaded.
-
-    Example:
-        >>> import tfdp
-        >>> tfdp.data.load_split("digits", "validation")
-        Traceback (most recent call last):
-        ...
-        tfdp.data.datasets.DataUnavailable: The dataset 'digits' in scikit-learn has no split
-        'validation' (it has: test, train): ...
-    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,10 +169,10 @@ def load(
                 f"split. Received {train_split or test_split or text_features!r}. Leave it out."
             )
         return _digits()
-    builder = _prepared(spec.builder or name, data_dir, spec.host)
+    builder = prepared(spec.builder or name, data_dir, spec.host)
     usual_test = spec.test_split or ("test" if "test" in builder.info.splits else "validation")
     train_split, test_split = train_split or spec.train_split, test_split or usual_test
-    _check_apart(builder, name, train_split, test_split)
+    check_apart(builder, name, train_split, test_split)
     train, test = (_examples(builder, spec, split) for split in (train_split, test_split))
     for split, (_, labels) in ((train_split, train), (test_split, test)):
         if np.any(labels < 0):
@@ -241,16 +220,16 @@ def load_split(name: str, split: str, data_dir: str | None = None) -> tuple[np.n
         data = _digits()
         splits = {"train": (data.x_train, data.y_train), "test": (data.x_test, data.y_test)}
         if split not in splits:
-            raise _no_split(name, split, splits, "scikit-learn")
+            raise no_split(name, split, splits, "scikit-learn")
         return splits[split]
     if spec.row:  # both parts may be from one split, which then must not be taken for one of them
         split = {"train": spec.train_split, "test": spec.test_split}.get(split, split)
-    return _examples(_prepared(spec.builder or name, data_dir, spec.host), spec, split)
+    return _examples(prepared(spec.builder or name, data_dir, spec.host), spec, split)
 
 
 def _examples(builder, spec: Spec, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns inputs and labels of one split."""
-    examples = _read(builder, split)
+    examples = read(builder, split)
     if not spec.text:
         return _to_unit_ball(examples["image"], 255), examples["label"].astype(np.int32)
     texts = [b" ".join(parts) for parts in zip(*(examples[f] for f in spec.text), strict=True)]
@@ -286,7 +265,7 @@ def _spec(name: str, data_dir: str | None = None, text_features: Sequence[str] =
     if not isinstance(name, str) or name.partition("/")[0] not in listed_names():
         one_of("name", name, sorted(DATASETS), remedy="Or use a name of tensorflow_datasets.")
     known = DATASETS.get(name)
-    builder = _builder((known and known.builder) or name, data_dir)
+    builder = builder_of((known and known.builder) or name, data_dir)
     found = described(name, builder.info.features, text_features)
     return found if known is None else dataclasses.replace(known, text=found.text)
 
@@ -320,122 +299,4 @@ def _digits() -> Dataset:
         input_shape=(8, 8, 1),
         source="scikit-learn: load_digits, a fixed split into 1,437 and 360 examples",
         preprocessing="Pixels are divided by 16, then shifted and scaled from [0, 1] to [-1, 1].",
-    )
-
-
-def _builder(name: str, data_dir: str | None):
-    """Returns the builder of `tensorflow_datasets`; reads no record and downloads nothing."""
-    import tensorflow_datasets as tfds  # imported here, so that "digits" does not need it
-
-    data_dir = data_dir or os.environ.get("TFDS_DATA_DIR") or None
-    return tfds.builder(name, data_dir=data_dir)
-
-
-def _prepared(name: str, data_dir: str | None, host: str):
-    """Returns the builder, and downloads the dataset first if it is not prepared."""
-    builder = _builder(name, data_dir)
-    if not builder.info.splits:
-        _download(builder, host)
-    return builder
-
-
-def _read(builder, split: str) -> dict[str, np.ndarray]:
-    """Reads one split as arrays."""
-    import tensorflow_datasets as tfds
-
-    _check_split(builder, split)
-    return tfds.as_numpy(builder.as_dataset(split=split, batch_size=-1))
-
-
-def _check_split(builder, split: str) -> None:
-    if split.partition("[")[0] not in builder.info.splits:
-        raise _no_split(builder.name, split, builder.info.splits, builder.data_dir)
-    try:
-        count = builder.info.splits[split].num_examples
-    except (AssertionError, ValueError) as error:
-        found = " ".join(str(error).split())
-        raise ValueError(
-            f"Expected a split such as 'train', 'test[:6000]' or 'train[80%:]'. Received {split!r}: "
-            f"{found}"
-        ) from error
-    if not count:
-        raise ValueError(f"Expected a split with examples. Received {split!r}, which has none.")
-    parts = builder.info.splits[split].file_instructions
-    if any(_share(one, other) for one, other in itertools.combinations(parts, 2)):
-        raise ValueError(
-            f"Expected every example once in a split. Received {split!r}, which has some of them "
-            "several times: each would contribute as often, and the accounting counts once."
-        )
-
-
-def _check_apart(builder, name: str, train_split: str, test_split: str) -> None:
-    """Refuses splits that share examples: the test accuracy would be of the training data."""
-    for split in (train_split, test_split):
-        _check_split(builder, split)
-    first, second = (builder.info.splits[split] for split in (train_split, test_split))
-    for mine, other in itertools.product(first.file_instructions, second.file_instructions):
-        if _share(mine, other):
-            raise ValueError(
-                "Expected the training and the test split to have no example in common. Received "
-                f"{train_split!r} and {test_split!r} of {name!r}. Cut them apart, as in "
-                "--train_split=test[:6000] --test_split=test[6000:]."
-            )
-
-
-def _share(one, other) -> bool:
-    """Whether two instructions read an example in common."""
-    end = min(_end(one), _end(other))
-    return one.filename == other.filename and end > max(one.skip, other.skip)
-
-
-def _end(instruction) -> int:
-    """Returns the position after the last example of a file that an instruction reads."""
-    if instruction.take < 0:
-        return instruction.examples_in_shard
-    return instruction.skip + instruction.take
-
-
-def _download(builder, host: str) -> None:
-    logging.info("%s is not prepared in %s; downloading it.", builder.name, builder.data_dir)
-    try:
-        _probe(host)
-        builder.download_and_prepare()
-    except Exception as error:
-        # The remedy is the same for every failure, and the cause is chained.
-        cause = " ".join(f"{type(error).__name__}: {error}".split())
-        raise DataUnavailable(
-            f"The dataset {builder.name!r} is not prepared in {builder.data_dir} and could not be "
-            f"downloaded ({cause}): name a folder that holds it with the environment variable "
-            "TFDS_DATA_DIR, or use the embedded default --dataset=digits."
-        ) from error
-
-
-def _probe(host: str) -> None:
-    """Raises if `host` does not answer within seconds, so that no download hangs without a network."""
-    outcome: list[Exception] = []
-
-    def ask():
-        try:
-            urllib.request.urlopen(host, timeout=_PROBE_SECONDS).close()
-        except urllib.error.HTTPError:
-            pass  # an error status is an answer, too
-        except Exception as error:
-            outcome.append(error)
-
-    # The request runs in a thread, because resolving a host name has no timeout of its own.
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(_PROBE_SECONDS)
-    if thread.is_alive():
-        raise TimeoutError(f"no answer from {host} within {_PROBE_SECONDS} seconds")
-    if outcome:
-        raise outcome[0]
-
-
-def _no_split(name: str, split: str, splits, where) -> DataUnavailable:
-    return DataUnavailable(
-        f"The dataset {name!r} in {where} has no split {split!r} (it has: "
-        f"{', '.join(sorted(splits))}): name a folder that holds it with the "
-        "environment variable TFDS_DATA_DIR, take splits that are there with --train_split and "
-        "--test_split, or use the embedded default --dataset=digits."
     )

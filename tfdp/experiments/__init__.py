@@ -14,7 +14,7 @@ Example:
     True
 """
 
-import importlib
+from tfdp._lazy import importing
 
 _PUBLIC = {
     "Experiment": "settings",
@@ -27,15 +27,4 @@ _PUBLIC = {
 }
 
 __all__ = [*_PUBLIC]
-
-
-def __getattr__(name):
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'tfdp.experiments' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"tfdp.experiments.{_PUBLIC[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__():
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = importing(__name__, _PUBLIC)

@@ -33,8 +33,7 @@ import tfdp
 from tfdp._validate import did_you_mean
 from tfdp.accounting.mechanisms.registry import mechanism_class, mechanism_names
 from tfdp.experiments.console import command_line
-from tfdp.experiments.rules import NONE
-from tfdp.experiments.settings import SETTINGS, USUAL_EPSILON, Experiment
+from tfdp.experiments.settings import SETTINGS, Experiment
 
 _PACKAGE = Path(tfdp.__file__).parent
 # The folder flags/: of an installed package, or of a clone.
@@ -72,14 +71,9 @@ class Point:
         values = ",".join(f"{name}={text}" for name, text in self.values.items())
         return values.replace("/", "-")
 
-    @property
-    def command(self) -> str:
-        """The command that makes this training alone, without the folder of its result."""
-        return command_of(self.experiment)
-
 
 def command_of(experiment: Experiment) -> str:
-    """Returns the command for an experiment, without settings that run.json leaves out."""
+    """Returns the command for an experiment, without its folder and what run.json leaves out."""
     return f"{command_line()} --flagfile={os.devnull} {experiment}"  # so that no recipe is read
 
 
@@ -248,12 +242,8 @@ def _combined(sources, files, recipes) -> tuple[dict[str, Any], tuple[str, ...]]
 
 
 def _experiment(values: Mapping[str, Any]) -> Experiment:
-    """Returns the experiment with these settings, completed by the defaults."""
-    values = _DEFAULTS | values
-    private = values["mechanism"] != NONE
-    if private and values["epsilon"] is None and values["noise_multiplier"] is None:
-        values["epsilon"] = USUAL_EPSILON
-    weights = values["initial_weights"]
+    """Returns the experiment with these settings; a file of initial weights has to be there."""
+    weights = values.get("initial_weights")
     if weights is not None and not Path(weights).expanduser().is_file():
         raise ValueError(f"--initial_weights={weights} is not a file. Name one, or leave it out.")
     return Experiment(**values)

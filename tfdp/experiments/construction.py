@@ -12,7 +12,9 @@ import keras
 import numpy as np
 
 from tfdp.accounting import Contribution, PrivacyBudget, Run, noise_for
+from tfdp.accounting.choices import CorrelatedNoise
 from tfdp.accounting.mechanisms.none import NoMechanism
+from tfdp.accounting.mechanisms.registry import mechanism_class
 from tfdp.experiments.settings import Experiment
 from tfdp.optimizers import MECHANISMS, NoisySGD
 from tfdp.training.feeding import plan_of, sampling_of
@@ -20,6 +22,32 @@ from tfdp.training.opening import planned_run
 
 # Parameters of Keras optimizers that share their name with an unrelated setting.
 _FOREIGN = ("epsilon",)
+
+
+def complete(experiment: Experiment, num_examples: int) -> Experiment:
+    """Returns the experiment with the strategy, bands and groups that mechanism "matrix" leaves open.
+
+    Raises:
+        ValueError: a setting that has no default here is not set.
+    """
+    if "strategy" not in mechanism_class(experiment.mechanism).settings:
+        return experiment
+    per_epoch = max(1, num_examples // experiment.batch_size)
+    noise = CorrelatedNoise(
+        num_examples=num_examples,
+        lot_size=experiment.batch_size,
+        steps=experiment.steps or max(1, round(experiment.epochs * per_epoch)),
+        sampling=experiment.sampling,
+        delta=experiment.delta,
+        epsilon=experiment.epsilon,
+        adjacency=experiment.adjacency,
+        strategy=experiment.strategy,
+        bands=experiment.bands,
+        groups=experiment.groups,
+        objective=experiment.objective,
+    ).completed()
+    chosen = {name: getattr(noise, name) for name in ("strategy", "bands", "groups")}
+    return dataclasses.replace(experiment, **chosen)
 
 
 def learning_rate(experiment: Experiment, steps_per_epoch: int):

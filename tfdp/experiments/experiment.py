@@ -14,8 +14,7 @@ from tfdp import data
 from tfdp.accounting import Guarantee, Run, Statement
 from tfdp.callbacks import BackupAndRestore, PrivacyProgress, PrivacyTensorBoard
 from tfdp.experiments import network
-from tfdp.experiments.construction import budget, make_optimizer, plan
-from tfdp.experiments.correlation import complete
+from tfdp.experiments.construction import budget, complete, make_optimizer, plan
 from tfdp.experiments.curves import Curve, accuracy_of, curve_of
 from tfdp.experiments.run_folder import RunFolder
 from tfdp.experiments.settings import Experiment
@@ -43,7 +42,6 @@ class Result:
         restarts: how often the training was resumed.
         lost_steps: how many steps are counted and are not in the weights, since a crash lost them.
         curve: ((number of epochs, test accuracy after them), ...), where `test_every` asks for it.
-
     """
 
     experiment: Experiment

@@ -21,7 +21,7 @@ import time
 from absl import app, flags, logging
 
 from tfdp.accounting import BudgetExhausted
-from tfdp.data.datasets import DataUnavailable
+from tfdp.data.prepared import DataUnavailable
 from tfdp.experiments import command, console
 from tfdp.experiments.run_folder import ResultError, ResultExists, RunFolder
 from tfdp.experiments.settings import Experiment
@@ -193,7 +193,10 @@ def _audit(point, folder):
     )
     found = audited.audit_experiment(point.experiment)
     files = [os.path.join(folder, name) for name in audited.FILES]
-    about = {"training": point.command, "guarantee": point.experiment.guarantee}
+    about = {
+        "training": command.command_of(point.experiment),
+        "guarantee": point.experiment.guarantee,
+    }
     print(found)
     audited.write(found, about, *files)
 

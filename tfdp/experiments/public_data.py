@@ -43,17 +43,9 @@ def public_examples(name: str, count: int, source: str | None = None, seed: int 
 
 
 def strokes(count: int, shape: tuple[int, int, int], seed: int = 0) -> np.ndarray:
-    """Draws images of one or two bent strokes each, white on black like handwritten digits.
+    """Draws float32 images [count, *shape] in [-1, 1] of one or two bent strokes, like digits.
 
     They come from a random number generator alone, so they depend on no data.
-
-    Args:
-        count: number of images.
-        shape: (height, width, channels) of an image.
-        seed: seed of the random number generator.
-
-    Returns:
-        A float32 array [count, height, width, channels] in [-1, 1].
     """
     height, width, channels = shape
     random = np.random.Generator(np.random.PCG64(seed))

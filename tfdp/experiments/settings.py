@@ -329,6 +329,8 @@ class Experiment:
         return shlex.join(flag_of(name, value) for name, value in changed.items())
 
     def __post_init__(self):
+        if self.private and self.epsilon is None and self.noise_multiplier is None:
+            object.__setattr__(self, "epsilon", USUAL_EPSILON)  # the dataclass is frozen
         values = vars(self)
         for name, known in SETTINGS.items():
             known.check(values[name])
@@ -338,8 +340,6 @@ class Experiment:
                     f"--{name} has no effect with --{need.name}={values[need.name]}. Leave it out."
                 )
         check_together(self)
-        if self.private and self.epsilon is None and self.noise_multiplier is None:
-            raise ValueError("Expected --epsilon or --noise_multiplier. Received neither.")
         epsilon = 1.0 if self.epsilon is None else self.epsilon
         PrivacyBudget(epsilon, self.delta, self.guarantee, self.adjacency)
 

@@ -137,14 +137,7 @@ def output_layers(model: keras.Model) -> list[keras.Layer]:
 
 
 def freeze(model: keras.Model, trainable: str) -> tuple[str, ...]:
-    """Freezes all layers of a network but the named ones.
-
-    Args:
-        model: a built network.
-        trainable: names or patterns of layers, such as "logits,dense_*".
-
-    Returns:
-        The names of the layers that can be trained.
+    """Freezes all layers but those with names or patterns such as "logits,dense_*"; returns these.
 
     Raises:
         ValueError: no layer with weights that can be trained has such a name.

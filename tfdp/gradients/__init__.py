@@ -9,20 +9,14 @@ Example:
     (TensorShape([5, 2, 3]), TensorShape([5, 3]))
 """
 
-import importlib
-
 import tfdp._compat  # noqa: F401, refuses another backend before any of these modules is imported
+from tfdp._lazy import importing
 
+# On first use, since the module imports the engines, which import from this package.
 _PUBLIC = {
     "per_example_gradient_norms": "per_example",
     "per_example_gradients": "per_example",
 }
 
 __all__ = [*_PUBLIC]
-
-
-def __getattr__(name):
-    # On first use, since the module imports the engines, which import from this package.
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'tfdp.gradients' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"tfdp.gradients.{_PUBLIC[name]}"), name)
+__getattr__, __dir__ = importing(__name__, _PUBLIC)

@@ -125,7 +125,7 @@ def test_discrete_sgd_chooses_noise_and_the_worst_codebook(capsys):
 
 
 def test_matrix_chooses_what_train_py_chooses(capsys):
-    from tfdp.experiments.correlation import complete
+    from tfdp.experiments.construction import complete
     from tfdp.experiments.settings import Experiment
 
     size = ["--num_examples=2001", "--lot_size=100", "--steps=40"]

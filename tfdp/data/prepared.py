@@ -1,0 +1,145 @@
+"""What `tensorflow_datasets` has prepared on this machine: its splits, and the examples in them."""
+
+import itertools
+import os
+import threading
+import urllib.error
+import urllib.request
+
+import numpy as np
+from absl import logging
+
+# Seconds to wait for an answer from the host of a download.
+_PROBE_SECONDS = 10
+
+
+class DataUnavailable(RuntimeError):
+    """The data is not prepared on this machine and cannot be downloaded.
+
+    Example:
+        >>> import tfdp
+        >>> tfdp.data.load_split("digits", "validation")
+        Traceback (most recent call last):
+        ...
+        tfdp.data.prepared.DataUnavailable: The dataset 'digits' in scikit-learn has no split
+        'validation' (it has: test, train): ...
+    """
+
+
+def builder_of(name: str, data_dir: str | None):
+    """Returns the builder of `tensorflow_datasets`; reads no record and downloads nothing."""
+    import tensorflow_datasets as tfds  # imported here, so that "digits" does not need it
+
+    data_dir = data_dir or os.environ.get("TFDS_DATA_DIR") or None
+    return tfds.builder(name, data_dir=data_dir)
+
+
+def prepared(name: str, data_dir: str | None, host: str):
+    """Returns the builder, and downloads the dataset first if it is not prepared."""
+    builder = builder_of(name, data_dir)
+    if not builder.info.splits:
+        _download(builder, host)
+    return builder
+
+
+def read(builder, split: str) -> dict[str, np.ndarray]:
+    """Reads one split as arrays."""
+    import tensorflow_datasets as tfds
+
+    check_split(builder, split)
+    return tfds.as_numpy(builder.as_dataset(split=split, batch_size=-1))
+
+
+def check_split(builder, split: str) -> None:
+    """Refuses splits that do not exist, are empty, or have an example several times."""
+    if split.partition("[")[0] not in builder.info.splits:
+        raise no_split(builder.name, split, builder.info.splits, builder.data_dir)
+    try:
+        count = builder.info.splits[split].num_examples
+    except (AssertionError, ValueError) as error:
+        found = " ".join(str(error).split())
+        raise ValueError(
+            f"Expected a split such as 'train', 'test[:6000]' or 'train[80%:]'. Received {split!r}: "
+            f"{found}"
+        ) from error
+    if not count:
+        raise ValueError(f"Expected a split with examples. Received {split!r}, which has none.")
+    parts = builder.info.splits[split].file_instructions
+    if any(_share(one, other) for one, other in itertools.combinations(parts, 2)):
+        raise ValueError(
+            f"Expected every example once in a split. Received {split!r}, which has some of them "
+            "several times: each would contribute as often, and the accounting counts once."
+        )
+
+
+def check_apart(builder, name: str, train_split: str, test_split: str) -> None:
+    """Refuses splits that share examples: the test accuracy would be of the training data."""
+    for split in (train_split, test_split):
+        check_split(builder, split)
+    first, second = (builder.info.splits[split] for split in (train_split, test_split))
+    for mine, other in itertools.product(first.file_instructions, second.file_instructions):
+        if _share(mine, other):
+            raise ValueError(
+                "Expected the training and the test split to have no example in common. Received "
+                f"{train_split!r} and {test_split!r} of {name!r}. Cut them apart, as in "
+                "--train_split=test[:6000] --test_split=test[6000:]."
+            )
+
+
+def _share(one, other) -> bool:
+    """Whether two instructions read an example in common."""
+    end = min(_end(one), _end(other))
+    return one.filename == other.filename and end > max(one.skip, other.skip)
+
+
+def _end(instruction) -> int:
+    """Returns the position after the last example of a file that an instruction reads."""
+    if instruction.take < 0:
+        return instruction.examples_in_shard
+    return instruction.skip + instruction.take
+
+
+def _download(builder, host: str) -> None:
+    logging.info("%s is not prepared in %s; downloading it.", builder.name, builder.data_dir)
+    try:
+        _probe(host)
+        builder.download_and_prepare()
+    except Exception as error:
+        # The remedy is the same for every failure, and the cause is chained.
+        cause = " ".join(f"{type(error).__name__}: {error}".split())
+        raise DataUnavailable(
+            f"The dataset {builder.name!r} is not prepared in {builder.data_dir} and could not be "
+            f"downloaded ({cause}): name a folder that holds it with the environment variable "
+            "TFDS_DATA_DIR, or use the embedded default --dataset=digits."
+        ) from error
+
+
+def _probe(host: str) -> None:
+    """Raises if `host` does not answer within seconds, so that no download hangs without a network."""
+    outcome: list[Exception] = []
+
+    def ask():
+        try:
+            urllib.request.urlopen(host, timeout=_PROBE_SECONDS).close()
+        except urllib.error.HTTPError:
+            pass  # an error status is an answer, too
+        except Exception as error:
+            outcome.append(error)
+
+    # The request runs in a thread, because resolving a host name has no timeout of its own.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(_PROBE_SECONDS)
+    if thread.is_alive():
+        raise TimeoutError(f"no answer from {host} within {_PROBE_SECONDS} seconds")
+    if outcome:
+        raise outcome[0]
+
+
+def no_split(name: str, split: str, splits, where) -> DataUnavailable:
+    return DataUnavailable(
+        f"The dataset {name!r} in {where} has no split {split!r} (it has: "
+        f"{', '.join(sorted(splits))}): name a folder that holds it with the "
+        "environment variable TFDS_DATA_DIR, take splits that are there with --train_split and "
+        "--test_split, or use the embedded default --dataset=digits."
+    )
