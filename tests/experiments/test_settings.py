@@ -20,7 +20,7 @@ def experiment(**changes):
         ("learning_rate", 0.0), ("learning_rate", math.nan), ("l2_norm_clip", math.inf),
         ("epochs", -1.0), ("batch_size", 0), ("batch_size", None), ("steps", 0),
         ("noise_multiplier", -1.0), ("noise_multiplier", math.nan), ("epsilon", math.nan),
-        ("epsilon", -1.0), ("epsilon", None), ("delta", 0.0), ("delta", 1.0), ("seed", -1),
+        ("epsilon", -1.0), ("delta", 0.0), ("delta", 1.0), ("seed", -1),
         ("momentum", 1.0), ("public_examples", 1),
         ("weight_noise", -1.0),
     ],
@@ -28,6 +28,11 @@ def experiment(**changes):
 def test_a_value_out_of_range_is_refused(name, value):
     with pytest.raises(ValueError, match=f"--{name}"):
         experiment(**{name: value})
+
+
+def test_without_a_budget_it_is_the_usual_one():
+    assert experiment(epsilon=None).epsilon == 2.0
+    assert experiment(epsilon=None, noise_multiplier=1.0).epsilon is None
 
 
 @pytest.mark.parametrize(
