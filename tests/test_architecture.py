@@ -19,6 +19,7 @@ LEVELS = [
     ["optimizers"],
     ["gradients"],
     ["session"],
+    ["plan"],
     ["account"],
     ["layers", "noise"],
     ["accounting", "data"],

@@ -13,7 +13,8 @@ from tests.accounting.varying import vary
 from tests.training.small import small, train
 from tfdp.accounting import BudgetExhausted, Ledger, describe, proven
 from tfdp.data import make_lots
-from tfdp.session import Plan, Session
+from tfdp.plan import Plan
+from tfdp.session import Session
 
 DELTA = 1e-5
 RUN = describe(

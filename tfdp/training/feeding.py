@@ -23,7 +23,7 @@ from tfdp.accounting.sampling import Sampling, Unknown, sampling_class
 from tfdp.data import SAMPLINGS, CyclicLots, Lots, row_multiple_for
 from tfdp.data.arrays import all_arrays, as_arrays, common_length
 from tfdp.layers.public import public_layers
-from tfdp.session import Plan
+from tfdp.plan import Plan
 from tfdp.training.batches import batches_of, is_batches
 from tfdp.training.checks import check_targets, check_tokens
 

@@ -4,7 +4,8 @@ from tfdp.account import Account, check_counted
 from tfdp.accounting import Contribution, Run
 from tfdp.layers.lot_statistics import uses_batch_statistics
 from tfdp.layers.public import public_layers
-from tfdp.session import OPEN_ENDED, Facts, Plan, Session
+from tfdp.plan import Facts, Plan
+from tfdp.session import OPEN_ENDED, Session
 
 
 def open_session(model, account: Account, plan: Plan) -> Session:

@@ -12,7 +12,7 @@ from absl import logging
 
 from tfdp.accounting.sampling import Unknown
 from tfdp.data.arrays import common_length, in_floatx
-from tfdp.session import Plan
+from tfdp.plan import Plan
 from tfdp.training.backup import backup_among
 from tfdp.training.building import build_for
 from tfdp.training.checks import (
