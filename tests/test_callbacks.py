@@ -110,6 +110,11 @@ def test_delta_is_that_of_the_budget_and_without_one_it_is_asked_for():
             train(small(), callbacks=[callback])
 
 
+def test_a_stop_at_a_budget_needs_one():
+    with pytest.raises(ValueError, match="PrivacyBudget"):
+        train(small(), callbacks=[StopAtBudget()])
+
+
 def test_a_ledger_that_comes_during_a_training_is_shown(tmp_path):
     class Merges(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):

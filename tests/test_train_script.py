@@ -255,6 +255,9 @@ def test_without_a_folder_every_run_gets_a_new_one(tmp_path, script, monkeypatch
     assert call(script, *ONE_STEP) == 0
     (name,) = names(tmp_path / "runs")
     assert name.startswith("digits_none_20")
+    monkeypatch.setattr("time.strftime", lambda form, *_: name.removeprefix("digits_none_"))
+    assert call(script, *ONE_STEP) == 0
+    assert names(tmp_path / "runs") == [name, f"{name}_2"]
 
 
 @pytest.mark.parametrize(

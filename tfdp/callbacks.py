@@ -221,6 +221,13 @@ class StopAtBudget(keras.callbacks.Callback):
         (6, 0)
     """
 
+    def on_train_begin(self, logs=None):
+        if _private(self.model).privacy.budget is None:
+            raise ValueError(
+                "StopAtBudget needs a model with a budget. Received one without. Make it private with "
+                "make_private(model, budget=tfdp.PrivacyBudget(epsilon, delta))."
+            )
+
     def on_train_batch_end(self, batch, logs=None):
         if _private(self.model).privacy.steps_left < 1:
             self.model.stop_training = True

@@ -1,4 +1,4 @@
-"""Vectorized operations with a constant equal a loop over the examples."""
+"""Vectorized operations with a constant, such as an axis, equal a loop over the examples."""
 
 import numpy as np
 import pytest
@@ -23,6 +23,17 @@ FUNCTIONS = {
     "a length to be found of an unknown shape": lambda x: tf.reshape(
         tf.raw_ops.PlaceholderWithDefault(input=x, shape=[None, 4, 6]), [-1]
     ),
+    "rolled along axes from the end": lambda x: tf.roll(x, [1, 2], [-1, 0]),
+    "rolled by as much as the data say": lambda x: tf.roll(
+        x, tf.cast(9 * x[0, 0, 0], tf.int32), -2
+    ),
+    "reversed from the end": lambda x: tf.reverse(x, [-2]),
+    "sums so far from the end": lambda x: tf.cumsum(x, -3),
+    "joined at the end": lambda x: tf.concat([x, 2.0 * x], -1),
+    "taken apart from the end": lambda x: tf.unstack(x, axis=-2)[1] + tf.split(x, 4, -2)[0][:, 0],
+    "stacked from the end": lambda x: tf.stack([x, 2.0 * x], -2),
+    "looked up from the end": lambda x: tf.gather(x, [2, 0], axis=-1),
+    "the place of the largest from the end": lambda x: tf.argmax(x, -2),
     "axes that are no constants": lambda x: tf.reduce_sum(x, tf.range(tf.size(x) - 47)),
 }
 

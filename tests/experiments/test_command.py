@@ -194,6 +194,7 @@ def test_each_point_has_the_recipe_of_its_mechanism():
         (["--sweep=epsilon=1,two"], "'two'"),
         (["--sweep=epsilom=1,2"], "'epsilon'"),
         (["--sweep=steps=1,1.5"], "steps=1.5"),
+        (["--sweep=seed=1,2,1"], "different"),
         (["--sweep=epsilon=1,-1"], "epsilon"),
         (["--sweep=epsilon=1,2", "--noise_multiplier=1"], "both"),
         (["--sweep=epochs=1,2", "--sweep=steps=1,2"], "both"),

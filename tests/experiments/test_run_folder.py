@@ -120,6 +120,14 @@ def test_a_folder_that_is_no_result_is_not_replaced(tmp_path):
     assert names(tmp_path) == ["file", "project"] and names(tmp_path / "project") == ["thesis.tex"]
 
 
+def test_a_result_is_not_replaced_with_what_else_its_folder_holds(tmp_path):
+    make(tmp_path / "r", "old")
+    make(tmp_path / "r" / "seed=2", "point of a sweep")
+    with pytest.raises(ResultError, match="seed=2"):
+        RunFolder(tmp_path / "r", EXPERIMENT, overwrite=True).__enter__()
+    assert state(tmp_path / "r" / "seed=2") == "point of a sweep"
+
+
 def test_one_process_at_a_time_makes_a_result(tmp_path):
     folder = RunFolder(tmp_path / "r", EXPERIMENT)
     with folder, pytest.raises(ResultError, match="Another process"):

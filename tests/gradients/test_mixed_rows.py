@@ -64,6 +64,14 @@ def test_a_product_of_all_rows_is_named():
         trained(model, "mse", X[:, :2])
 
 
+@pytest.mark.parametrize(
+    "mixes", [lambda x: x - x[:1], lambda x: ops.cumsum(x, 0), lambda x: x + x[-1:]]
+)
+def test_layers_that_mix_rows_are_refused_whichever_row_looks_at_the_others(mixes):
+    with pytest.raises(ValueError, match="mixes the examples"):
+        trained(model_of(layers.Lambda(mixes)), "mse", HOT)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_losses_that_couple_rows_are_refused(name):
     with pytest.raises(ValueError, match="each row"):

@@ -17,6 +17,9 @@ For a bias that is added along the first axis after the batch (NCHW), TensorFlow
 four axes. Keras makes such an operation of any weight with a single axis longer than one that is added
 to something of whatever rank, such as the bias of an EinsumDense with `bias_axes`.
 
+For a roll along an axis that is counted from the end, TensorFlow's rule takes the axis before it, which
+may be that of the examples. This module counts such axes from the front.
+
 With oneDNN, a softmax of six axes ends with "could not create a primitive descriptor"; attention over
 two axes of an example has as many, with that of the examples. This module merges all axes but the last.
 """
@@ -91,6 +94,7 @@ def _add_rules(rules):
     depthwise_rule = rules["DepthwiseConv2dNativeBackpropFilter"]
     bias_rule = rules["BiasAdd"]
     squeeze_rule = rules["Squeeze"]
+    roll_rule = rules["Roll"]
 
     def convert_product(pfor_input):
         stacked, shared = pfor_input.input(0), pfor_input.input(1)
@@ -178,6 +182,13 @@ def _add_rules(rules):
         values = pfor_input.stacked_input(0)
         return wrap(tf.squeeze(values, axes) if axes else values, True)
 
+    def convert_roll(pfor_input):
+        axis, rank = pfor_input.unstacked_input(2), tf.rank(pfor_input.stacked_input(0)) - 1
+        pfor_input._inputs[2] = wrap(
+            tf.where(axis < 0, axis + tf.cast(rank, axis.dtype), axis), False
+        )
+        return roll_rule(pfor_input)
+
     def convert_identity(pfor_input):
         value = pfor_input.input(0)
         return wrap(value.t, value.is_stacked)
@@ -188,6 +199,7 @@ def _add_rules(rules):
     rules["Conv2DBackpropInput"] = convert_image_gradient
     rules["DepthwiseConv2dNativeBackpropFilter"] = convert_depthwise_gradient
     rules["Squeeze"] = convert_squeeze
+    rules["Roll"] = convert_roll
     rules["BiasAdd"] = convert_bias
     rules["BiasAddGrad"] = convert_bias_gradient
     rules["Softmax"] = functools.partial(convert_softmax, tf.nn.softmax)

@@ -26,9 +26,7 @@ from tfdp.experiments.settings import Experiment
 FILES = ("audit.json", "audit.png")
 
 
-def audit_experiment(
-    experiment: Experiment, *, canaries: int = 500, verbose: int | str = 0, **options
-) -> Audit:
+def audit_experiment(experiment: Experiment, *, canaries: int = 500, **options) -> Audit:
     """Trains an experiment with canaries and returns the audit.
 
     The canaries are records of the training, so the audited training has more examples than the
@@ -37,7 +35,6 @@ def audit_experiment(
     Args:
         experiment: the settings.
         canaries: number of canaries.
-        verbose: as in `keras.Model.fit`.
         options: arguments of `tfdp.auditing.audit`, such as `runs`, `observe` and `confidence`.
 
     Raises:
@@ -59,7 +56,7 @@ def audit_experiment(
         )
 
     def train(world):
-        return run(experiment, verbose=verbose, world=world).model
+        return run(experiment, verbose=0, world=world).model
 
     return audit(
         train,
@@ -116,13 +113,7 @@ def write(
     json_file: str | os.PathLike | None = None,
     plot_file: str | os.PathLike | None = None,
 ) -> None:
-    """Writes what was found for programs, and draws it if matplotlib is installed.
-
-    Args:
-        found: an audit, or attacks on the released model.
-        about: JSON-safe facts for the file beside what was found, such as the command.
-        json_file, plot_file: files to write; None writes none.
-    """
+    """Writes what was found, beside the JSON-safe facts `about`, and draws it with matplotlib."""
     if json_file is not None:
         with replaced_whole(json_file) as path, open(path, "w") as opened:
             json.dump(about | found.to_dict(), opened, indent=2)

@@ -202,8 +202,10 @@ def _swept(sweeps: Iterable[str]) -> dict[str, list[str]]:
         if name in found:
             raise ValueError(f"--sweep={name}=... is given twice. Leave one out.")
         found[name] = values.split(",")
-        if not all(found[name]):
-            raise ValueError(f"Expected --sweep to be name=value,value,... Received {sweep!r}.")
+        if not all(found[name]) or len({*found[name]}) < len(found[name]):
+            raise ValueError(
+                f"Expected different values, as in --sweep=name=1,2. Received {sweep!r}."
+            )
     return found
 
 

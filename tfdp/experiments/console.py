@@ -40,10 +40,9 @@ def guarded(command: Callable[[], object], name: str | None = None) -> None:
     try:
         sys.exit(command())
     except KeyboardInterrupt as interruption:
-        notes = getattr(interruption, "__notes__", None)
-        said = " ".join(notes or ["No result was written, and nothing is released."])
-        name = name or command_line().split()[-1]
-        print(f"\n{name}: interrupted. {said}", file=sys.stderr, flush=True)
+        notes = getattr(interruption, "__notes__", ())
+        said = " ".join(["interrupted.", *notes])
+        print(f"\n{name or command_line().split()[-1]}: {said}", file=sys.stderr, flush=True)
         sys.exit(128 + (interruption.args or (signal.SIGINT,))[0])
 
 

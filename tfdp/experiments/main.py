@@ -23,7 +23,7 @@ from absl import app, flags, logging
 from tfdp.accounting import BudgetExhausted
 from tfdp.data.prepared import DataUnavailable
 from tfdp.experiments import command, console
-from tfdp.experiments.run_folder import ResultError, ResultExists, RunFolder
+from tfdp.experiments.run_folder import UNFINISHED, ResultError, ResultExists, RunFolder
 from tfdp.experiments.settings import Experiment
 
 FLAGS = flags.FLAGS
@@ -46,8 +46,7 @@ flags.DEFINE_string(
 flags.DEFINE_bool(
     "overwrite",
     False,
-    "Replace an earlier result in --model_dir; of a sweep, all points are trained again. An unfinished "
-    "training there is resumed all the same.",
+    "Replace an earlier result in --model_dir. An unfinished training there is resumed all the same.",
 )
 flags.DEFINE_integer(
     "checkpoint_every",
@@ -102,6 +101,8 @@ def _check(points):
     """Raises ValueError for flags of this command that do not fit the trainings."""
     if FLAGS.audit and points[0].values:
         raise ValueError("--audit cannot be combined with --sweep.")
+    if FLAGS.overwrite and points[0].values:  # resumed, it would train finished points again
+        raise ValueError("--overwrite cannot be combined with --sweep. Choose another --model_dir.")
     if FLAGS.audit and not points[0].experiment.private:
         raise ValueError("--audit needs a private mechanism. Received --mechanism=none.")
     if FLAGS.overwrite and not FLAGS.model_dir:
@@ -116,7 +117,12 @@ def _place(points) -> pathlib.Path:
         return pathlib.Path(FLAGS.model_dir)
     of = points[0].experiment
     name = "sweep" if points[0].values else f"{of.dataset}_{of.mechanism}".replace("/", "-")
-    return pathlib.Path("runs", f"{name}_{time.strftime('%Y%m%d-%H%M%S')}")
+    path = first = pathlib.Path("runs", f"{name}_{time.strftime('%Y%m%d-%H%M%S')}")
+    number = 1
+    while path.exists() or os.path.exists(f"{path}{UNFINISHED}"):  # of the same second
+        number += 1
+        path = first.with_name(f"{first.name}_{number}")
+    return path
 
 
 def _train(point, path) -> int:
@@ -153,10 +159,10 @@ def _train_into(folder, point):
     if folder.resumable:
         print(f"Resumes the unfinished training in {_shown(folder.unfinished)}.")
     sys.stdout.flush()
-    from tfdp.experiments.saving import run_into
-
     verbose = 1 if sys.stdout.isatty() else 2  # a progress bar, or a line for each epoch
     try:
+        from tfdp.experiments.saving import run_into
+
         return run_into(folder, 0 if point.values else verbose, FLAGS.checkpoint_every)
     except BaseException as ended:
         if folder.resumable and not isinstance(ended, ResultError):

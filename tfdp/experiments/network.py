@@ -45,10 +45,6 @@ def load(experiment: Experiment) -> data.Dataset:
 def build(experiment: Experiment, dataset: data.Dataset) -> tuple[keras.Model, tuple[str, ...]]:
     """Builds the network of an experiment with its initial weights and frozen layers.
 
-    Args:
-        experiment: the settings.
-        dataset: the data set that `load` returned.
-
     Returns:
         (the network, sentences about the data and the network for the record and the model card).
 

@@ -33,6 +33,7 @@ from tfdp.experiments.settings import Experiment
 
 UNFINISHED = ".unfinished"
 _MODEL, _RECORD, _CARD, _LOG = "model.keras", "run.json", "model_card.md", "tensorboard"
+_FILES = {_MODEL, _RECORD, _CARD, _LOG, "audit.json", "audit.png"}
 _LOCK, _SETTINGS, _RESULT, _PREVIOUS = "lock", "settings.json", "result", "previous"
 
 
@@ -218,6 +219,11 @@ class RunFolder:
         if not record or not os.path.isfile(os.path.join(self.path, _MODEL)):
             raise ResultError(
                 f"{self.path} is no result, and is never replaced. Choose another folder."
+            )
+        if self._overwrite and (others := {*os.listdir(self.path)} - _FILES):
+            raise ResultError(
+                f"{self.path} holds {', '.join(sorted(others))} besides a result, and is not replaced. "
+                "Move that elsewhere, or choose another folder."
             )
         if not self._overwrite:
             remedy = "Choose another folder, or say --overwrite (in Python: overwrite=True)."

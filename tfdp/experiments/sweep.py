@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from tfdp._interruptions import Interruptions
 from tfdp.accounting import Run, proven_composition
 from tfdp.accounting.guarantee import format_epsilon
 from tfdp.experiments.command import Point
@@ -24,16 +25,14 @@ def train_points(points: Sequence[Point], folder: Path, train: Callable[[Point, 
         points: the points to train.
         folder: the folder that holds the folders of the points.
         train: a function that trains a point into a folder, and returns 0, or the status of an error
-            that it has printed.
-
-    Returns:
-        The exit status: 0 if every training succeeded, else 2.
+            that it has printed; the status returned is 2 if there was one.
     """
     finished = []
     for number, point in enumerate(points, 1):
         print(f"\nPoint {number} of {len(points)}: {point.name}", flush=True)
         if "keras" in sys.modules:  # frees the graphs of the point before
-            sys.modules["keras"].utils.clear_session()
+            with Interruptions():  # it would be lost in a callback of Python's garbage collector
+                sys.modules["keras"].utils.clear_session()
         try:
             finished.append(train(point, folder / point.name) == 0)
         except Exception:

@@ -91,7 +91,8 @@ class Instantiated(PerExampleGradient):
         """Returns the entries as float32 [rows, entries]."""
         if self.values.shape.rank == 2:
             return self.values
-        return tf.reshape(self.values, [-1, self.values.shape[1:].num_elements()])
+        entries = self.values.shape[1:].num_elements()
+        return tf.reshape(self.values, [-1 if entries else tf.shape(self.values)[0], entries])
 
     def factors(self):
         return [self.values]

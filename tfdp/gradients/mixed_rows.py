@@ -4,9 +4,9 @@ Private training takes the loss of every row alone. That is the loss that Keras 
 a lot is a sum over its rows. A contrastive loss, or a layer that subtracts the mean of the batch, has
 nothing to compare in a single row, and the model would learn noise in silence.
 
-The rows are made-up numbers, so the check reads no private example. The first row stays, and all
-others are replaced, at the same shape and seeds: then the first row of an output may not move. The
-loss is a sum over rows if the change that another first row makes is the same for other rows, too.
+The rows are made-up numbers, so the check reads no private example. The first row stays, or the last
+one, and all others are replaced, at the same shape and seeds: then that row of an output may not move.
+The loss is a sum over rows if the change that another first row makes is the same for other rows, too.
 This does not concern privacy, which holds for any loss that is given one row at a time.
 """
 
@@ -100,21 +100,24 @@ class _Lots:
             tf.nest.map_structure(functools.partial(numbers, lot=lot), specs) for lot in (0, 1)
         ]
 
-    def __call__(self, first: int, others: int):
-        """The lot that has its first row from lot number `first`, and all others from `others`."""
+    def __call__(self, kept: int, others: int, row: int = 0):
+        """The lot that has one row from lot number `kept`, and all others from `others`."""
 
         def mixed(spec, one, rest):
-            rows = np.concatenate([one[:1], rest[1:]])
+            rows = np.concatenate([rest[:row], one[row : row + 1], rest[row + 1 :]])
             return tf.as_string(rows) if spec.dtype == tf.string else tf.cast(rows, spec.dtype)
 
-        return tf.nest.map_structure(mixed, self._specs, self._lots[first], self._lots[others])
+        return tf.nest.map_structure(mixed, self._specs, self._lots[kept], self._lots[others])
 
 
 def _judge_outputs(forward, run, lots):
     model = forward.model
-    (before, added), (after, _) = run(*lots(0, 0)), run(*lots(0, 1))
-    if any(map(_moved, before, after)) and not any(map(_moved, before, run(*lots(0, 0))[0])):
-        operation = _mixing_operation(forward, lots)
+    before, added = run(*lots(0, 0))
+    for row in (0, ROWS - 1):
+        after, _ = run(*lots(0, 1, row))
+        if not _moved(before, after, row) or _moved(before, run(*lots(0, 0))[0], row):
+            continue
+        operation = _mixing_operation(forward, lots, row)
         layer = layer_of_operation(model, operation)
         who = f"Model '{model.name}'"
         if layer is not None:
@@ -129,19 +132,23 @@ def _judge_outputs(forward, run, lots):
         _warn(model, "A loss that a layer of model '%s' adds (add_loss)")
 
 
-def _moved(before, after) -> bool:
-    """Whether the first row differs by more than rounding; the shapes are those of ROWS rows."""
+def _moved(before, after, row: int) -> bool:
+    """Whether a row of some tensor differs by more than rounding; of tensors with ROWS rows."""
+    return any(_differs(one, other, row) for one, other in zip(before, after, strict=True))
+
+
+def _differs(before, after, row):
     if not before.shape.rank or before.shape[0] != ROWS or not before.dtype.is_floating:
         return False
-    before, after = (np.asarray(tf.cast(t[0], tf.float64)) for t in (before, after))
+    before, after = (np.asarray(tf.cast(t[row], tf.float64)) for t in (before, after))
     room = 1e-5 * np.max(np.abs(before), initial=0.0)
     return bool(np.any(np.abs(before - after) > room))  # NaN says nothing
 
 
-def _mixing_operation(forward, lots) -> str:
+def _mixing_operation(forward, lots, row) -> str:
     """The name of the operation that mixes rows, as far as a trace shows it.
 
-    That is the first one whose result for the first row moves; or, if it was given something of `x`
+    That is the first one whose result for the row moves; or, if it was given something of `x`
     that has no rows, what brought rows together before it, such as `tensordot` over all axes.
     """
     found_in, reach = [], set()
@@ -155,11 +162,11 @@ def _mixing_operation(forward, lots) -> str:
         reach.update(reached(tf.nest.flatten(x)))
         return found
 
-    x, other = lots(0, 0)[0], lots(0, 1)[0]
+    x, other = lots(0, 0)[0], lots(0, 1, row)[0]
     specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), x)
     run = concrete_function(tf.function(everything, autograph=False), specs)
     results = zip(found_in, run(x), run(other), strict=True)
-    operation = next((op for op, before, after in results if _moved(before, after)), None)
+    operation = next((op for op, before, after in results if _differs(before, after, row)), None)
     while operation is not None:
         given = [t.op for t in operation.inputs if t.op in reach and t.shape[:1] != [ROWS]]
         if not given:

@@ -198,6 +198,20 @@ def test_weights_of_any_shape_are_broadcast_within_their_row():
     check_engines(model, rows=3, engines=["ghost"])  # as long as an axis
 
 
+class Empty(layers.Layer):
+    def build(self, shape):
+        self.weight = self.add_weight(shape=(0, 3))
+        self.scale = self.add_weight(shape=shape[-1:], initializer="ones")
+
+    def call(self, inputs):
+        return inputs * self.scale + keras.ops.sum(self.weight)
+
+
+def test_weights_without_entries():
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3), Empty()])
+    check_engines(model, engines=["ghost"])
+
+
 class Twice(layers.Layer):
     def build(self, shape):
         self.factor = self.add_weight(shape=shape[-1:])
