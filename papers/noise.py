@@ -66,7 +66,7 @@ def distance(
         moments = renyi_of_noise.corner(noise, vector / scale, _ORDERS, degrees_of_freedom)
         return float(renyi_of_noise.subsampled(moments, 1.0, _ORDERS)[0]) / divergence - 1
 
-    # The scale is near that of Gaussian noise. The worst vector depends on the scale, so each round
+    # The scale is near the one of Gaussian noise. The worst vector depends on the scale, so each round
     # solves for the worst vector of the round before. Scales only grow, so the rounds end.
     guess, worst = 1 / math.sqrt(divergence), vectors[0]
     while True:

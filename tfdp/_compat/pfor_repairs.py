@@ -17,8 +17,8 @@ For a bias that is added along the first axis after the batch (NCHW), TensorFlow
 four axes. Keras makes such an operation of any weight with a single axis longer than one that is added
 to something of whatever rank, such as the bias of an EinsumDense with `bias_axes`.
 
-For a roll along an axis that is counted from the end, TensorFlow's rule takes the axis before it, which
-may be that of the examples. This module counts such axes from the front.
+For a roll along an axis that is counted from the end, TensorFlow's rule takes the next axis instead,
+and for the last one the axis of the examples. This module counts such axes from the front.
 
 With oneDNN, a softmax of six axes ends with "could not create a primitive descriptor"; attention over
 two axes of an example has as many, with that of the examples. This module merges all axes but the last.

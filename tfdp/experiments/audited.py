@@ -22,9 +22,6 @@ from tfdp.experiments import network
 from tfdp.experiments.experiment import run
 from tfdp.experiments.settings import Experiment
 
-# The files that `train.py --audit` adds to a finished result.
-FILES = ("audit.json", "audit.png")
-
 
 def audit_experiment(experiment: Experiment, *, canaries: int = 500, **options) -> Audit:
     """Trains an experiment with canaries and returns the audit.

@@ -23,7 +23,13 @@ from absl import app, flags, logging
 from tfdp.accounting import BudgetExhausted
 from tfdp.data.prepared import DataUnavailable
 from tfdp.experiments import command, console
-from tfdp.experiments.run_folder import UNFINISHED, ResultError, ResultExists, RunFolder
+from tfdp.experiments.run_folder import (
+    AUDIT_FILES,
+    UNFINISHED,
+    ResultError,
+    ResultExists,
+    RunFolder,
+)
 from tfdp.experiments.settings import Experiment
 
 FLAGS = flags.FLAGS
@@ -198,7 +204,7 @@ def _audit(point, folder):
         flush=True,
     )
     found = audited.audit_experiment(point.experiment)
-    files = [os.path.join(folder, name) for name in audited.FILES]
+    files = [os.path.join(folder, name) for name in AUDIT_FILES]
     about = {
         "training": command.command_of(point.experiment),
         "guarantee": point.experiment.guarantee,

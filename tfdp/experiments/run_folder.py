@@ -33,7 +33,8 @@ from tfdp.experiments.settings import Experiment
 
 UNFINISHED = ".unfinished"
 _MODEL, _RECORD, _CARD, _LOG = "model.keras", "run.json", "model_card.md", "tensorboard"
-_FILES = {_MODEL, _RECORD, _CARD, _LOG, "audit.json", "audit.png"}
+AUDIT_FILES = ("audit.json", "audit.png")  # what `train.py --audit` adds to a finished result
+_FILES = {_MODEL, _RECORD, _CARD, _LOG, *AUDIT_FILES}
 _LOCK, _SETTINGS, _RESULT, _PREVIOUS = "lock", "settings.json", "result", "previous"
 
 

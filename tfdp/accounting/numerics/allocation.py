@@ -126,7 +126,8 @@ def _sum_of(*terms: tuple[_Law, int]) -> _Law:
 def _coarser(law: _Law, step: float, weighted: bool) -> _Law:
     """The law on a lattice of a larger step, with each value split between two points.
 
-    The mean stays the same; of a `weighted` law, that of the law before it was weighted by the value.
+    That keeps the mean. Where the masses are `weighted` by their values, it keeps the mean that the law
+    had before it was weighted.
     """
     place = (law.values - law.first) / step
     lower = np.floor(place).astype(int)
