@@ -22,14 +22,8 @@ from absl import app, flags, logging
 
 from tfdp.accounting import BudgetExhausted
 from tfdp.data.prepared import DataUnavailable
-from tfdp.experiments import command, console
-from tfdp.experiments.run_folder import (
-    AUDIT_FILES,
-    UNFINISHED,
-    ResultError,
-    ResultExists,
-    RunFolder,
-)
+from tfdp.experiments import command, console, run_folder
+from tfdp.experiments.run_folder import ResultError, ResultExists, RunFolder
 from tfdp.experiments.settings import Experiment
 
 FLAGS = flags.FLAGS
@@ -125,7 +119,7 @@ def _place(points) -> pathlib.Path:
     name = "sweep" if points[0].values else f"{of.dataset}_{of.mechanism}".replace("/", "-")
     path = first = pathlib.Path("runs", f"{name}_{time.strftime('%Y%m%d-%H%M%S')}")
     number = 1
-    while path.exists() or os.path.exists(f"{path}{UNFINISHED}"):  # of the same second
+    while path.exists() or os.path.exists(f"{path}{run_folder.UNFINISHED}"):  # of the same second
         number += 1
         path = first.with_name(f"{first.name}_{number}")
     return path
@@ -204,7 +198,7 @@ def _audit(point, folder):
         flush=True,
     )
     found = audited.audit_experiment(point.experiment)
-    files = [os.path.join(folder, name) for name in AUDIT_FILES]
+    files = [os.path.join(folder, name) for name in run_folder.AUDIT_FILES]
     about = {
         "training": command.command_of(point.experiment),
         "guarantee": point.experiment.guarantee,
