@@ -74,7 +74,8 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
         lot = dataclasses.replace(lot, sums=sums)
     penalty = forward.penalty()
     # Nothing changes before the sum is there: data that have ended, or a failure, leave all as it was.
-    with tf.control_dependencies(lot.sums):
+    # Every operation waits for the group: waiting for all sums made 80,000 edges in MobileNetV2's graph.
+    with tf.control_dependencies([tf.group(*lot.sums)]):
         session.begin_step()
         forward.advance(before, lot.state)
         penalties = forward.regularization()
