@@ -74,7 +74,7 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
         lot = dataclasses.replace(lot, sums=sums)
     penalty = forward.penalty()
     # Nothing changes before the sum is there: data that have ended, or a failure, leave all as it was.
-    # Every operation waits for the group: waiting for all sums made 80,000 edges in MobileNetV2's graph.
+    # Everything waits for the group: waiting for each sum made 80,000 edges in MobileNetV2's graph.
     with tf.control_dependencies([tf.group(*lot.sums)]):
         session.begin_step()
         forward.advance(before, lot.state)
