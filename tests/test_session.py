@@ -62,7 +62,7 @@ def session():
 
 def test_the_host_allows_steps_up_to_the_limit(session):
     assert session.authorize(1) == 1 and session.authorize(3) == 1
-    with pytest.raises(BudgetExhausted, match="2 steps"):
+    with pytest.raises(BudgetExhausted, match=r"2 step\(s\)"):
         session.authorize(1)
     assert session.taken == 2 and session.left == 0
 
@@ -184,7 +184,7 @@ def test_train_on_batch_has_no_end(monkeypatch):
 
 def test_fit_stops_at_the_budget_and_says_so():
     model = small(budget=budget_for(3))
-    with pytest.raises(BudgetExhausted, match="3 steps"):
+    with pytest.raises(BudgetExhausted, match=r"3 step\(s\)"):
         whole(model, 9)
     before = weights(model)
     assert steps(model) == 3 and model.privacy.steps_left == 0

@@ -352,8 +352,8 @@ class Session:
             )
         return (
             f"The privacy budget is exhausted: {self._budget.kind} epsilon {self._budget.epsilon:g} "
-            f"at delta {self._budget.delta:g} ({self._budget.adjacency}). Of this "
-            f"training on these weights it allows {self.limit:g} step(s), and {self.taken} were taken. "
+            f"at delta {self._budget.delta:g} ({self._budget.adjacency}). "
+            f"It allows {self.limit:g} step(s) of this training, and {self.taken} were taken. "
             "tfdp.accounting.noise_for finds the noise for a budget; tfdp.callbacks.StopAtBudget ends "
             "a running training without this error."
         )
