@@ -8,12 +8,13 @@ import tensorflow as tf
 from tfdp import selftest
 from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.noise.gaussian import NoiseSource
+from tfdp.selftest.__main__ import main
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", selftest.MODES)
 def test_all_checks_hold(mode, capsys):
-    code = selftest.main([f"--modes={mode}"])
+    code = main([f"--modes={mode}"])
     said = capsys.readouterr().out
     assert code == 0, said
     count = 20 if mode in ("graph", "xla") else 14
@@ -24,7 +25,7 @@ def test_the_checks_of_a_dense_layer_hold(monkeypatch, capsys):
     monkeypatch.setattr(selftest, "_KINDS", {"dense": selftest._dense})
     monkeypatch.setattr(selftest, "_WAYS", selftest._WAYS[:1])
     monkeypatch.setattr(selftest, "_MORE_WAYS", ())
-    code = selftest.main(["--modes=graph"])
+    code = main(["--modes=graph"])
     said = capsys.readouterr().out
     assert code == 0 and "4 of 4 checks hold" in said, said
 
@@ -74,7 +75,7 @@ def test_a_wrong_bound_is_found(factor, monkeypatch, capsys):
     for other in ("_noise", "_counting"):
         monkeypatch.setattr(selftest, other, lambda mode: (True, ""))
     selftest._step.cache_clear()
-    assert selftest.main(["--modes=graph", "--json"]) == 1
+    assert main(["--modes=graph", "--json"]) == 1
     selftest._step.cache_clear()
     checks = json.loads(capsys.readouterr().out)["checks"]
     wrong = {check["name"] for check in checks if not check["passed"]}
@@ -95,7 +96,7 @@ def test_an_error_is_a_failed_check(monkeypatch):
 
 def test_an_unknown_mode_is_refused(capsys):
     with pytest.raises(SystemExit):
-        selftest.main(["--modes=gpu"])
+        main(["--modes=gpu"])
     assert "gpu" in capsys.readouterr().err
     with pytest.raises(ValueError, match="mode"):
         next(selftest.checks(["gpu"]))
