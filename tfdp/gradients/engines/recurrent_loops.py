@@ -159,11 +159,11 @@ class _Loop:
     def run(self, initial_state):
         """Returns (shown state after each step [rows, steps, ...], structure of the last states)."""
         step, states = self._step, tf.nest.flatten(initial_state)
-        same = [*self._masks, *step.same]
-        found, kept = self._at_once(self._forward, [step.prepared, same, states])
+        given = [step.prepared, self._masks, step.same]
+        found, kept = self._at_once(self._forward, [*given, states])
 
         def backward(d_shown, *d_last):
-            parts = [step.prepared, same, [d_shown], d_last]
+            parts = [*given, [d_shown], d_last]
             return self._at_once(self._backward, parts, kept)[0]
 
         arguments = [*step.prepared, *states, *self._taps()]
@@ -198,10 +198,9 @@ class _Loop:
             declare(value, Use(found, [], functools.partial(_over_steps, form)))
         return [taps[id(tensor)] for tensor in self._passed]
 
-    def _forward(self, sequences, same, states, shared, _):
+    def _forward(self, sequences, masks, same, states, shared, _):
         """Returns ([shown states, *last states], lists of the states before each step and others)."""
         step, fixed = self._step, self._step.fixed(shared)
-        masks, same = same[: len(self._masks)], same[len(self._masks) :]
         sequences, masks = [*map(_steps_first, sequences)], [*map(_steps_first, masks)]
         steps = _length(sequences)
 
@@ -228,10 +227,9 @@ class _Loop:
         )
         return [_steps_first(shown.stack()), *last], [array.flow for array in (*before, *kept)]
 
-    def _backward(self, sequences, same, d_shown, d_last, shared, kept):
+    def _backward(self, sequences, masks, same, d_shown, d_last, shared, kept):
         """Returns ([gradients at `sequences` and at the first states, what is passed on], [])."""
         step, fixed = self._step, self._step.fixed(shared)
-        masks, same = same[: len(self._masks)], same[len(self._masks) :]
         sequences, masks = [*map(_steps_first, sequences)], [*map(_steps_first, masks)]
         (d_shown,) = map(_steps_first, d_shown)
         steps = _length(sequences)
