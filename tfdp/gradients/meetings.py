@@ -154,9 +154,8 @@ def _sum_of_products(data, at_output, weight, seen, output, sizes, shape) -> Per
     right = _arranged(at_output, output, shared, out, sizes, count)
     if len(shape) == len(sizes) == 2:
         return OuterProducts(left, right) if [*sizes] == into + out else OuterProducts(right, left)
-    ones = [
-        a for a in weight if a not in sizes
-    ]  # put back behind the others, and then in their places
+    # Axes of length one are put back behind the others, and then in their places.
+    ones = [a for a in weight if a not in sizes]
     order = tuple([*into, *out, *ones].index(a) for a in weight)
     lengths = tuple(sizes.get(a, 1) for a in [*into, *out, *ones])
     return OuterProducts(left, right, Arranged(lengths, order))
