@@ -1,10 +1,10 @@
 """From a lot to one bounded sum of gradients; and per-example gradients to look at.
 
-To read the ghost engine: `contract` (what an engine returns), `factors` (the forms of a per-example
-gradient), `engines.ghost` and `engines.alone` (one pass of each row), `uses` (what becomes of a weight in
-that pass), `meetings` and `pullbacks` (the gradient's form there), `sums` (of several uses) and
-`engines.ending` (norms, clipping, sum). `lot` puts chunks together. All others are about special layers,
-other engines or checks before training.
+The ghost engine reads best in this order: `contract` (what an engine returns), `factors` (the forms
+of a per-example gradient), `engines.ghost` and `engines.alone` (the pass of each row), `uses` (what
+becomes of a weight there), `meetings` and `pullbacks` (the form of its gradient), `sums` (weights that
+are used several times), `engines.ending` (norms, clipping, sum) and `lot` (chunks). The other modules
+have special layers, the other engines, and checks before training.
 
 Example:
     >>> import keras, numpy as np, tfdp

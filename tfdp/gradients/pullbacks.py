@@ -68,18 +68,16 @@ def _parts(operation, place):
 
 def _taken(operation, place, numbers):
     """What an operation takes of an array, by running it; nothing where it needs unknown numbers."""
-    definition, inputs = operation.op_def, {}
-    for i, (argument, tensor) in enumerate(
-        zip(definition.input_arg, operation.inputs, strict=True)
-    ):
-        name = "axis" if argument.name == "split_dim" else argument.name  # as Python calls it
-        inputs[name] = numbers if i == place else tf.get_static_value(tensor)
+    definition, run = operation.op_def, getattr(tf.raw_ops, operation.type)
+    # In Python, `split_dim` is called `axis`.
+    names = [argument.name.replace("split_dim", "axis") for argument in definition.input_arg]
+    inputs = dict(zip(names, map(tf.get_static_value, operation.inputs), strict=True))
+    inputs[names[place]] = numbers
     if any(value is None for value in inputs.values()):
         return []
-    names = [attribute.name for attribute in definition.attr if attribute.type == "int"]
-    run = getattr(tf.raw_ops, operation.type)
+    settings = [attribute.name for attribute in definition.attr if attribute.type == "int"]
     with tf.init_scope():
-        taken = run(**inputs, **{name: operation.get_attr(name) for name in names})
+        taken = run(**inputs, **{name: operation.get_attr(name) for name in settings})
     return [part.numpy() for part in tf.nest.flatten(taken)]
 
 

@@ -40,7 +40,7 @@ def added(parts: list[PerExampleGradient]) -> PerExampleGradient:
         return functools.reduce(lambda total, term: term.added_to(total), terms, whole)
     groups = collections.defaultdict(list)
     for part in parts:
-        groups[_form(part)].append(part)
+        groups[_kind(part)].append(part)
     merged = [group[0] if len(group) == 1 else _merged(group) for group in groups.values()]
     if len(merged) == 1:
         return merged[0]
@@ -52,7 +52,7 @@ def added(parts: list[PerExampleGradient]) -> PerExampleGradient:
     return Instantiated(tf.add_n([in_layout_of_variable(part) for part in merged]))
 
 
-def _form(part) -> tuple:
+def _kind(part) -> tuple:
     """What gradients have in common if their factors or entries have the same meaning."""
     if isinstance(part, Lookups):
         return Lookups, part.size
