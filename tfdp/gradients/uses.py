@@ -64,20 +64,19 @@ def uses_of(read: tf.Tensor, of_rows: Callable) -> tuple[list[Use], tf.Operation
         of_rows: whether a tensor depends on the row; see `dependence.Dependence`.
 
     Returns:
-        (uses, None), or (uses, an operation in which the weight meets the data, and whose gradient is
-        not known to have factors): then one of the uses is `whole` for the weight, or for what was made
-        of it before.
+        (uses, None), or (`whole` for the weight, an operation whose gradient is not known to have
+        factors). What is made of the weight before it meets the data may be written out in the first
+        case, too.
     """
-    uses, why = [*_declared(read)], None
+    uses = [*_declared(read)]
     for operation in dict.fromkeys(read.consumers()):
         if operation.type in _WITHOUT_VALUES or _is_empty(operation):
             continue
-        found, unknown = _uses_in(operation, read, of_rows)
+        found = _uses_in(operation, read, of_rows)
         if found is None:
-            return whole(read, of_rows), unknown
-        why = why or unknown
+            return whole(read, of_rows), operation
         uses += found
-    return uses, why
+    return uses, None
 
 
 def _is_empty(operation):
@@ -85,28 +84,27 @@ def _is_empty(operation):
 
 
 def _uses_in(operation, tensor, of_rows):
-    """The uses of a weight in one operation, as from `uses_of`; None where they have no factors."""
+    """The uses of a weight in one operation; None where its gradient is not known to have factors."""
     places = [place for place, one in enumerate(operation.inputs) if one is tensor]
     if len(places) > 1:
-        return None, operation
+        return None
     (place,) = places
     pullbacks = None
     if not any(of_rows(one) for one in operation.inputs if one is not tensor):
         pullbacks = pullbacks_of(operation, place)
     if pullbacks is not None:
-        uses, why = [], None
+        uses = []
         for pullback, output in zip(pullbacks, operation.outputs, strict=True):
-            found, unknown = uses_of(output, of_rows)
-            why = why or unknown
+            found, _ = uses_of(output, of_rows)
             uses += [_after(use, pullback) for use in found]
         # A product with something public has factors itself, which are better than none later.
         if operation.type not in PRODUCTS or not any(use.written_out for use in uses):
-            return uses, why
+            return uses
     met = meeting(operation, place) or _meeting_in_call(operation, place)
     if met is None:
-        return None, operation
+        return None
     saved, form = met
-    return [Use([operation.outputs[0]], saved, form, operation.type in ENTRYWISE)], None
+    return [Use([operation.outputs[0]], saved, form, operation.type in ENTRYWISE)]
 
 
 def _after(use, pullback):

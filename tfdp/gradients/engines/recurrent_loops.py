@@ -73,7 +73,7 @@ def _keras_activations(cell):
 def _unrolled(layer):
     """Returns the unrolled `inner_loop` of a recurrent layer.
 
-    A sequence and its mask are turned round before the loop. Keras' own unrolled loop would turn the
+    A sequence and its mask are reversed before the loop. Keras' own unrolled loop would turn the
     sequence round, but not the mask with which it hides outputs (`zero_output_for_mask`).
     """
 
@@ -85,14 +85,14 @@ def _unrolled(layer):
                 "traced: pad them all to one length, or use engine='loop'."
             )
         if layer.go_backwards:
-            sequences, mask = _turned_round(sequences), _turned_round(mask)
+            sequences, mask = _reversed(sequences), _reversed(mask)
         with replaced(layer, unroll=True, go_backwards=False):
             return type(layer).inner_loop(layer, sequences, initial_state, mask, training)
 
     return inner_loop
 
 
-def _turned_round(sequences):
+def _reversed(sequences):
     if sequences is None:
         return None
     return tf.nest.map_structure(lambda sequence: tf.reverse(sequence, [1]), sequences)
@@ -105,7 +105,7 @@ def _looped(layer, values):
         mask = None if mask is None else tf.cast(keras.tree.flatten(mask)[0], tf.bool)
         given = sequences, mask
         if layer.go_backwards:
-            sequences, mask = _turned_round(sequences), _turned_round(mask)
+            sequences, mask = _reversed(sequences), _reversed(mask)
         try:
             step = gated_step(layer.cell, values, sequences, training) or TracedStep(
                 layer.cell, values, sequences, initial_state, training
