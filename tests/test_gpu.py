@@ -66,7 +66,7 @@ def test_a_norm_is_at_least_that_of_what_enters_a_sum(tensor_float_32, positions
 
     @tf.function(jit_compile=jit_compile, autograph=False)
     def norms_and_sums(left, right):
-        gradients = OuterProducts(left, right)
+        gradients = OuterProducts(left, right).in_cheapest_form()
         norms = tf.sqrt(gradients.square_norms())
         return norms, [gradients.weighted_sum(row / norms) for row in tf.unstack(tf.eye(4))]
 

@@ -229,7 +229,6 @@ def loop_bounded_sum(forward, bound, x, y, sample_weight, chunk, microbatch_size
         output_losses=tf.stack(output_losses),
         outputs=tf.nest.map_structure(lambda *leaves: tf.concat(leaves, axis=0), *outputs),
         state=state,
-        sensitivity=bound.sensitivity(microbatch_size),
         relative_sensitivity=bound.relative_sensitivity(microbatch_size),
         l2_norm_clip=bound.l2_norm_clip,
     )

@@ -120,7 +120,6 @@ def test_chunks_are_told_apart_and_their_sums_add_up():
             output_losses=x[:, :2],
             outputs=x,
             state=[tf.shape(weight)[0]],
-            sensitivity=1.0,
             l2_norm_clip=1.0,
             relative_sensitivity=1.0,
         )

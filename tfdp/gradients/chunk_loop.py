@@ -13,8 +13,6 @@ from tfdp._compat.tensorflow import concrete_function
 from tfdp.gradients.contract import BoundedSum
 
 _OF_ROWS = ("norms", "present", "clipped", "losses", "output_losses", "outputs")
-# What all chunks have in common, or what is that of the first one.
-_OF_FIRST = ("state", "sensitivity", "l2_norm_clip")
 
 
 def sum_of_chunks(run: Callable, chunks, in_sequence: bool) -> BoundedSum:
@@ -26,67 +24,44 @@ def sum_of_chunks(run: Callable, chunks, in_sequence: bool) -> BoundedSum:
         in_sequence: whether a chunk waits for the one before it. Otherwise TensorFlow may begin it
             before, which takes more memory.
     """
-    if tf.executing_eagerly():
-        return _added([run(tf.constant(chunk)) for chunk in range(int(chunks))])
-    traced = {}
+    function = concrete_function(tf.function(run, autograph=False), tf.TensorSpec([], tf.int32))
+    pattern = function.structured_outputs
+    sums, rows, state = _parts(pattern)
 
-    def tensors(chunk):
-        part = traced["part"] = run(chunk)
-        return part.sums, part.non_finite, _fields(part, _OF_ROWS), _tensors_of_first(part)
-
-    function = concrete_function(tf.function(tensors, autograph=False), tf.TensorSpec([], tf.int32))
-    sums, non_finite, rows, of_first = function.structured_outputs
-    leaves = tf.nest.flatten(rows)
-
-    def body(chunk, sums, non_finite, arrays, of_first):
-        new_sums, new_non_finite, new_rows, new_of_first = function(chunk)
+    def body(chunk, sums, arrays, state):
+        new_sums, new_rows, new_state = _parts(function(chunk))
         sums = [a + b for a, b in zip(sums, new_sums, strict=True)]
         arrays = [
             a.write(chunk, leaf) for a, leaf in zip(arrays, tf.nest.flatten(new_rows), strict=True)
         ]
+        # The random state advances once per lot, by what the first chunk draws.
         is_first = tf.equal(chunk, 0)
-        of_first = [
-            tf.where(is_first, new, old) for new, old in zip(new_of_first, of_first, strict=True)
-        ]
-        return chunk + 1, sums, non_finite + new_non_finite, arrays, of_first
+        state = [tf.where(is_first, new, old) for new, old in zip(new_state, state, strict=True)]
+        return chunk + 1, sums, arrays, state
 
-    _, sums, non_finite, arrays, of_first = tf.while_loop(
+    arrays = [
+        tf.TensorArray(leaf.dtype, size=chunks, element_shape=leaf.shape)
+        for leaf in tf.nest.flatten(rows)
+    ]
+    _, (*sums, non_finite), arrays, state = tf.while_loop(
         lambda chunk, *_: chunk < chunks,
         body,
         (
             tf.constant(0),
-            [tf.zeros(s.shape, s.dtype) for s in sums],
-            tf.zeros([], non_finite.dtype),
-            [tf.TensorArray(leaf.dtype, size=chunks, element_shape=leaf.shape) for leaf in leaves],
-            [tf.zeros(t.shape, t.dtype) for t in of_first],
+            [tf.zeros(t.shape, t.dtype) for t in sums],
+            arrays,
+            [tf.zeros(t.shape, t.dtype) for t in state],
         ),
         parallel_iterations=1 if in_sequence else 2,
     )
     rows = tf.nest.pack_sequence_as(rows, [a.concat() for a in arrays])
-    part = _with_tensors_of_first(traced["part"], of_first)
-    return dataclasses.replace(part, sums=sums, non_finite=non_finite, **rows)
+    left = iter(state)
+    state = [None if value is None else next(left) for value in pattern.state]
+    return dataclasses.replace(pattern, sums=sums, non_finite=non_finite, state=state, **rows)
 
 
-def _added(parts):
-    rows = [_fields(part, _OF_ROWS) for part in parts]
-    return dataclasses.replace(
-        parts[0],
-        sums=[tf.add_n(tensors) for tensors in zip(*(part.sums for part in parts), strict=True)],
-        non_finite=tf.add_n([part.non_finite for part in parts]),
-        **tf.nest.map_structure(lambda *leaves: tf.concat(leaves, axis=0), *rows),
-    )
-
-
-def _fields(part, names):
-    return {name: getattr(part, name) for name in names}
-
-
-def _tensors_of_first(part):
-    """Returns the tensors among the fields in `_OF_FIRST`; numbers need no loop."""
-    return [leaf for leaf in tf.nest.flatten(_fields(part, _OF_FIRST)) if tf.is_tensor(leaf)]
-
-
-def _with_tensors_of_first(part, tensors):
-    fields, left = _fields(part, _OF_FIRST), iter(tensors)
-    leaves = [next(left) if tf.is_tensor(leaf) else leaf for leaf in tf.nest.flatten(fields)]
-    return dataclasses.replace(part, **tf.nest.pack_sequence_as(fields, leaves))
+def _parts(part):
+    """Returns (what is added, {name: what is joined}, state that changes) of a bounded sum."""
+    rows = {name: getattr(part, name) for name in _OF_ROWS}
+    state = [value for value in part.state if value is not None]
+    return [*part.sums, part.non_finite], rows, state

@@ -24,11 +24,6 @@ _CHUNK_ROWS = (32, 384)
 _LARGE_BYTES = 2**26
 
 
-def number_of_rows(tree) -> tf.Tensor:
-    """Returns the length of the leading dimension that all leaves of `tree` share, an int32 scalar."""
-    return tf.shape(tf.nest.flatten(tree)[0])[0]
-
-
 def pad_rows(tree, rows):
     """Appends zero rows to every leaf until it has `rows` of them."""
 

@@ -35,10 +35,12 @@ class BoundedSum:
             without loss weights; [rows, 0] for a model with one loss.
         outputs: the model's outputs for the rows; an empty tuple if they were observed by chunks.
         state: new values of the random state, as `Forward.advance` takes them.
-        sensitivity: see the module; a Python float, or a scalar tensor if the clip norm is a tensor.
-        l2_norm_clip: the clip norm that was enforced; the noise is a multiple of it.
+        l2_norm_clip: the clip norm that was enforced; the noise is a multiple of it. A Python float, or
+            a scalar tensor for adaptive clipping.
         relative_sensitivity: the sensitivity in units of the clip norm, always a Python float;
             `Session.check_sensitivity` compares it with what the accounting assumes.
+
+    `tf.nest` takes it for a structure of all fields but the last two.
     """
 
     sums: list
@@ -50,9 +52,21 @@ class BoundedSum:
     output_losses: tf.Tensor
     outputs: Any
     state: list
-    sensitivity: float
     l2_norm_clip: float
     relative_sensitivity: float
+
+    @property
+    def sensitivity(self) -> float:
+        """See the module; a Python float, or a scalar tensor if the clip norm is a tensor."""
+        return self.relative_sensitivity * self.l2_norm_clip
+
+    def __tf_flatten__(self):
+        *tensors, clip, sensitivity = (getattr(self, f.name) for f in dataclasses.fields(self))
+        return (clip, sensitivity), tuple(tensors)
+
+    @classmethod
+    def __tf_unflatten__(cls, numbers, tensors):
+        return cls(*tensors, *numbers)
 
 
 class Engine(Protocol):
@@ -78,8 +92,3 @@ class Engine(Protocol):
             chunk: int32 scalar: number of the chunk in its lot. Chunks draw different random numbers.
             microbatch_size: number of examples whose mean gradient is bounded together.
         """
-
-
-def needs_whole_lots(engine: Engine) -> bool:
-    """Whether a lot has to stay whole, because its chunks would have statistics of their own."""
-    return getattr(engine, "needs_whole_lots", False)

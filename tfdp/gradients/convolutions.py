@@ -5,7 +5,6 @@ import math
 import tensorflow as tf
 
 from tfdp._compat.kernel_gradients import (
-    flat,
     kernel_gradients,
     products_by_rows,
     products_of_columns,
@@ -15,22 +14,20 @@ from tfdp.gradients.factors import Arranged, Instantiated, OuterProducts, PerExa
 from tfdp.gradients.norms import instantiates
 
 
-def kernel_gradient(inputs, outputs, window, groups, filters) -> PerExampleGradient:
-    """The sum over positions of patch ⊗ output gradient (Bu et al. 2022).
+def kernel_gradient(inputs, outputs, window, shape) -> PerExampleGradient:
+    """Returns sums over positions of patch ⊗ output gradient (Bu et al. 2022).
 
     Args:
-        inputs: float32 [rows, *space, channels].
-        outputs: float32 [rows, positions, filters]: the gradients at the outputs.
+        inputs: float32 [images, *space, channels], what the convolution was given.
+        outputs: float32 [images, positions, filters], the gradients at what it returned.
         window: the `Window` of the convolution.
-        groups, filters: those of the convolution.
+        shape: the kernel's shape, [*window.size, channels // groups, filters].
     """
-    channels = inputs.shape[-1]
-    shape = (*window.size, channels // groups, filters)
-    offsets = math.prod(window.size)
-    if groups > 1:
+    channels, filters = inputs.shape[-1], shape[-1]
+    if channels > shape[-2]:  # groups
         return Instantiated(kernel_gradients(inputs, outputs, window, shape))
     if inputs.shape[1:-1].is_fully_defined() and instantiates(
-        inputs.shape[0], outputs.shape[1], offsets * channels, filters
+        inputs.shape[0], outputs.shape[1], math.prod(window.size) * channels, filters
     ):
         if channels <= THIN_CHANNELS:
             return Instantiated(products_of_columns(inputs, outputs, window), Arranged(shape))
@@ -43,15 +40,18 @@ def kernel_gradient(inputs, outputs, window, groups, filters) -> PerExampleGradi
     return OuterProducts(patches(inputs, window), outputs, Arranged(shape))
 
 
-def depthwise_kernel(inputs, outputs, window, shape):
-    """Returns a depthwise kernel's gradients [rows, *window.size, channels, multiplier]."""
+def depthwise_kernel(inputs, outputs, window, shape) -> Instantiated:
+    """Returns the gradients of a depthwise kernel.
+
+    Args:
+        inputs, outputs, window: as in `kernel_gradient`.
+        shape: the kernel's shape, [*window.size, channels, multiplier].
+    """
     channels, multiplier = shape[-2:]
-    width = window.size[-1]
-    outputs = flat(tf.cast(outputs, tf.float32))
     positions = outputs.shape[1]
     outputs = tf.reshape(outputs, [-1, positions, 1, channels, multiplier])
     products = []
-    for row in window.rows(window.pad(tf.cast(inputs, tf.float32))):
-        row = tf.reshape(row, [-1, positions, width, channels, 1])
+    for row in window.rows(window.pad(inputs)):
+        row = tf.reshape(row, [-1, positions, window.size[-1], channels, 1])
         products.append(tf.reduce_sum(row * outputs, axis=1))
-    return tf.reshape(tf.stack(products, axis=1), [-1, *shape])
+    return Instantiated(tf.reshape(tf.stack(products, axis=1), [-1, *shape]))

@@ -1,9 +1,8 @@
 """Per-example gradients of one variable, kept as factors for as long as that is cheaper.
 
-The classes have all that the ghost engine needs of a gradient: squared norms of the rows, a weighted
-sum of the rows, the tensors whose rows can be removed, and sums of consecutive rows. The engine says
-*what* the gradient is (usually a sum of outer products over positions); these classes choose *how* it
-is cheapest to compute.
+A class for each form: `Instantiated` (written out), `OuterProducts` (products and convolutions) and
+`Lookups` (embeddings). Each has what an engine needs of a gradient: squared norms of the rows, a
+weighted sum of the rows, and sums of consecutive rows.
 """
 
 import abc
@@ -24,8 +23,25 @@ from tfdp.gradients.norms import (
 )
 
 
+def identity(total):
+    """Returns its argument: the `finish` of gradients that are in the variable's shape already."""
+    return total
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class PerExampleGradient(abc.ABC):
-    """Gradients of one variable in float32, one per row, not necessarily written out."""
+    """Gradients of one variable in float32, one per row, not necessarily written out.
+
+    `tf.nest` takes them for structures of their `rows`, the tensors [rows, ...] that they consist of.
+    """
+
+    @abc.abstractmethod
+    def __tf_flatten__(self) -> tuple[tuple, tuple]:
+        """Returns (the other fields, `rows`); the fields of the class begin with `rows`."""
+
+    @classmethod
+    def __tf_unflatten__(cls, others, rows):
+        return cls(*rows, *others)
 
     @abc.abstractmethod
     def square_norms(self) -> tf.Tensor:
@@ -41,21 +57,6 @@ class PerExampleGradient(abc.ABC):
         """Returns the sum over rows of `weights[row] * gradient[row]`, of the variable's shape."""
 
     @abc.abstractmethod
-    def factors(self) -> list[tf.Tensor]:
-        """Returns the tensors of which the gradients are made, or were computed already."""
-
-    @abc.abstractmethod
-    def kept_factors(self, keep: tf.Tensor) -> list[tf.Tensor]:
-        """Returns `factors` with zeros for rows where `keep` (bool [rows]) is False.
-
-        Multiplication by a weight of zero would not be enough: 0 * NaN is NaN.
-        """
-
-    @abc.abstractmethod
-    def with_factors(self, factors: list[tf.Tensor]) -> "PerExampleGradient":
-        """Returns the gradients that are made of other tensors, in the order of `factors`."""
-
-    @abc.abstractmethod
     def grouped(self, size: int) -> "PerExampleGradient":
         """Returns sums over `size` consecutive rows; the number of rows is a multiple of `size`.
 
@@ -67,21 +68,28 @@ class PerExampleGradient(abc.ABC):
     def instantiated(self) -> "Instantiated":
         """Returns the same gradients written out, whatever that costs."""
 
+    def in_cheapest_form(self) -> "PerExampleGradient":
+        """Returns the same gradients in the form of which norms and a sum together cost least."""
+        return self
 
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Instantiated(PerExampleGradient):
     """Gradients that are written out.
 
     Args:
-        values: [rows, ...], any float dtype: the entries of the gradients in any order.
-        finish: maps one sum [...] of rows to the variable's shape; identity if None.
+        values: float32 [rows, ...]: the entries of the gradients in any order.
+        finish: maps one sum [...] of rows to the variable's shape.
     """
 
-    def __init__(self, values: tf.Tensor, finish: Callable | None = None):
-        self.values = tf.cast(values, tf.float32)
-        self.finish = finish or identity
+    values: tf.Tensor
+    finish: Callable = identity
+
+    def __tf_flatten__(self):
+        return (self.finish,), (self.values,)
 
     def square_norms(self):
-        return row_squares(self.flat())
+        return row_squares(self.values)
 
     def weighted_sum(self, weights):
         total = float32_products.weighted_sum(weights, self.flat())
@@ -94,15 +102,6 @@ class Instantiated(PerExampleGradient):
         entries = self.values.shape[1:].num_elements()
         return tf.reshape(self.values, [-1 if entries else tf.shape(self.values)[0], entries])
 
-    def factors(self):
-        return [self.values]
-
-    def kept_factors(self, keep):
-        return [zero_rows(self.values, keep)]
-
-    def with_factors(self, factors):
-        return Instantiated(*factors, self.finish)
-
     def grouped(self, size):
         merged = tf.reshape(self.values, [-1, size, *self.values.shape[1:]])
         return Instantiated(tf.reduce_sum(merged, axis=1), self.finish)
@@ -111,6 +110,7 @@ class Instantiated(PerExampleGradient):
         return self
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class OuterProducts(PerExampleGradient):
     """Gradients that are a sum over positions t of outer products `left[t] ⊗ right[t]`.
 
@@ -120,73 +120,49 @@ class OuterProducts(PerExampleGradient):
     whichever takes fewer operations and bytes.
 
     Args:
-        left: [rows, positions, p], for instance a layer's inputs; [rows, p] for one position.
-        right: [rows, positions, q], for instance the gradients at its outputs; [rows, q] for one
-            position.
-        finish: maps one sum [p, q] of rows to the variable's shape; identity if None.
+        left: float32 [rows, positions, p], for instance a layer's inputs.
+        right: float32 [rows, positions, q], for instance the gradients at its outputs.
+        finish: maps one sum [p, q] of rows to the variable's shape.
     """
 
-    def __init__(self, left: tf.Tensor, right: tf.Tensor, finish: Callable | None = None):
-        left, right = tf.cast(left, tf.float32), tf.cast(right, tf.float32)
-        self._flat = (left, right) if left.shape.rank == 2 else None
-        self.left = left if self._flat is None else tf.expand_dims(left, 1)
-        self.right = right if self._flat is None else tf.expand_dims(right, 1)
-        self.finish = finish or identity
-        self._products: Instantiated | None = None
+    left: tf.Tensor
+    right: tf.Tensor
+    finish: Callable = identity
+
+    def __tf_flatten__(self):
+        return (self.finish,), (self.left, self.right)
+
+    def in_cheapest_form(self):
+        writes_out = instantiates(*self.left.shape, self.right.shape[2])
+        return self.instantiated() if writes_out else self
 
     def instantiated(self):
-        if self._products is None:
-            # The product is twice as fast with the shorter factor first (measured).
-            if self.left.shape[2] <= self.right.shape[2]:
-                products = tf.matmul(self.left, self.right, transpose_a=True)
-                self._products = Instantiated(products, self.finish)
-            else:
-                products = tf.matmul(self.right, self.left, transpose_a=True)
-                self._products = Instantiated(
-                    products, lambda total: self.finish(tf.transpose(total))
-                )
-        return self._products
+        # The product is twice as fast with the shorter factor first (measured).
+        if self.left.shape[2] <= self.right.shape[2]:
+            products = tf.matmul(self.left, self.right, transpose_a=True)
+            return Instantiated(products, self.finish)
+        products = tf.matmul(self.right, self.left, transpose_a=True)
+        return Instantiated(products, lambda total: self.finish(tf.transpose(total)))
 
     def square_norms(self):
-        rows, positions, p = self.left.shape
-        if instantiates(rows, positions, p, self.right.shape[2]):
-            return self.instantiated().square_norms()
+        _, positions, p = self.left.shape
         # Products of squares overflow or vanish long before the products themselves. A factor that
         # overflows makes its row infinite; VANISHING makes up for squares that vanish.
-        if self._flat is not None:
-            left, right = map(row_squares, self._flat)
-            return exceeding((left + VANISHING) * (right + VANISHING))
+        if positions == 1:
+            left_squares, right_squares = row_squares(self.left), row_squares(self.right)
+            return exceeding((left_squares + VANISHING) * (right_squares + VANISHING))
         left_squares = tf.reduce_sum(tf.square(self.left), axis=2) + VANISHING
         right_squares = tf.reduce_sum(tf.square(self.right), axis=2) + VANISHING
-        if positions == 1:
-            return exceeding(left_squares[:, 0] * right_squares[:, 0])
         square = tf.reduce_sum(gram(self.left) * gram(self.right), axis=[1, 2])
         largest = tf.square(tf.reduce_sum(tf.sqrt(left_squares * right_squares), axis=1))
         return strict(square, largest, p + self.right.shape[2], positions)
 
     def weighted_sum(self, weights):
-        if self._products is not None:
-            return self._products.weighted_sum(weights)
-        if self._flat is not None:
-            left, right = self._flat
-            return self.finish(_transposed_product(left, right * tf.expand_dims(weights, 1)))
         left = tf.reshape(self.left, [-1, self.left.shape[2]])
         right = self.right * weights[:, tf.newaxis, tf.newaxis]
         right = tf.reshape(right, [-1, self.right.shape[2]])
-        return self.finish(_transposed_product(left, right))
-
-    def factors(self):
-        if self._products is not None:
-            return self._products.factors()
-        return list(self._flat or (self.left, self.right))
-
-    def kept_factors(self, keep):
-        return [zero_rows(factor, keep) for factor in self.factors()]
-
-    def with_factors(self, factors):
-        if self._products is not None:
-            return self._products.with_factors(factors)
-        return OuterProducts(*factors, self.finish)
+        multiply = functools.partial(tf.matmul, transpose_a=True)
+        return self.finish(float32_products.product(multiply, left, right))
 
     def grouped(self, size):
         def merge(factor):
@@ -199,6 +175,7 @@ class OuterProducts(PerExampleGradient):
         return OuterProducts(merge(self.left), merge(self.right), self.finish)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Lookups(PerExampleGradient):
     """Gradients of a table whose rows were looked up: sums of vectors at the looked-up rows.
 
@@ -207,118 +184,66 @@ class Lookups(PerExampleGradient):
     near zero, and be added one by one to what the other rows of data have there.
 
     Args:
-        indices: integers [rows, positions]. A row with an index outside [0, size) counts as not finite.
-        vectors: [rows, positions, width]: the gradients at the looked-up vectors.
+        indices: int32 [rows, positions]: rows of the table. Where it is -1, the table has no such row,
+            and the row of data counts as not finite. Below -1 there is no look-up.
+        vectors: float32 [rows, positions, width]: the gradients at the looked-up vectors, zero where
+            there is no look-up.
         size: number of rows of the table.
+        distinct: whether no index occurs twice in a row of data.
     """
 
-    def __init__(self, indices: tf.Tensor, vectors: tf.Tensor, size: int):
-        self.indices = tf.cast(indices, tf.int32)
-        self.vectors = tf.cast(vectors, tf.float32)
-        self.size = size
-        self._sums: _SumsOfLookups | None = None
+    indices: tf.Tensor
+    vectors: tf.Tensor
+    size: int
+    distinct: bool = False
 
-    def _added(self):
-        if self._sums is None:
-            self._sums = _SumsOfLookups.of(self.indices, self.vectors)
-        return self._sums
+    def __tf_flatten__(self):
+        return (self.size, self.distinct), (self.indices, self.vectors)
+
+    def in_cheapest_form(self):
+        if self.distinct:
+            return self
+        # After sorting, equal indices are neighbours, so that each series of them gets a segment.
+        order = tf.argsort(self.indices, axis=1)
+        indices = tf.gather(self.indices, order, batch_dims=1)
+        vectors = tf.gather(self.vectors, order, batch_dims=1)
+        is_new = tf.not_equal(indices, tf.roll(indices, 1, axis=1))
+        is_new = tf.concat([tf.zeros_like(is_new[:, :1]), is_new[:, 1:]], axis=1)
+        rows, positions = tf.unstack(tf.shape(indices))
+        segments = tf.cumsum(tf.cast(is_new, tf.int32), axis=1)
+        segments += positions * tf.range(rows)[:, tf.newaxis]
+        # The sum of no vectors is zero, and the largest of no indices is far below -1.
+        sums = tf.math.unsorted_segment_sum(vectors, segments, rows * positions)
+        indices = tf.math.unsorted_segment_max(indices, segments, rows * positions)
+        indices = tf.reshape(indices, tf.shape(segments))
+        return Lookups(indices, tf.reshape(sums, tf.shape(vectors)), self.size, distinct=True)
 
     def square_norms(self):
-        return tf.where(self._all_exist(), self._added().square_norms(), float("nan"))
+        squares = tf.reduce_sum(tf.square(self.in_cheapest_form().vectors), axis=[1, 2])
+        return tf.where(self.misses(), float("nan"), squares)
 
-    def _all_exist(self):
-        """Returns bool [rows]: whether all indices of a row are rows of the table."""
-        return tf.reduce_all((self.indices >= 0) & (self.indices < self.size), axis=1)
+    def misses(self) -> tf.Tensor:
+        """Returns bool [rows]: whether the table lacks a row that was looked up."""
+        return tf.reduce_any(tf.equal(self.indices, -1), axis=1)
 
     def weighted_sum(self, weights):
-        return self._added().weighted_sum(weights, self.size)
-
-    def factors(self):
-        return [self.indices, self.vectors, self._added().sums]
-
-    def kept_factors(self, keep):
-        sums = zero_rows(self._added().sums, tf.gather(keep, self._added().rows))
-        return [zero_rows(self.indices, keep), zero_rows(self.vectors, keep), sums]
-
-    def with_factors(self, factors):
-        indices, vectors, sums = factors
-        found = Lookups(indices, vectors, self.size)
-        found._sums = dataclasses.replace(self._added(), sums=sums)
-        return found
+        own = self.in_cheapest_form()
+        weighted = own.vectors * weights[:, tf.newaxis, tf.newaxis]
+        return tf.math.unsorted_segment_sum(weighted, own.indices, self.size)
 
     def grouped(self, size):
-        positions = tf.shape(self.indices)[1]
-        return Lookups(
-            tf.reshape(self.indices, [-1, size * positions]),
-            tf.reshape(self.vectors, [-1, size * positions, self.vectors.shape[2]]),
-            self.size,
-        )
+        positions = size * tf.shape(self.indices)[1]
+        vectors = tf.reshape(self.vectors, [-1, positions, self.vectors.shape[2]])
+        return Lookups(tf.reshape(self.indices, [-1, positions]), vectors, self.size)
 
     def instantiated(self):
         rows = tf.shape(self.indices)[0]
-        exist = self._all_exist()
         indices = self.indices + self.size * tf.range(rows)[:, tf.newaxis]
-        indices = tf.where(exist[:, tf.newaxis], indices, -1)  # negative ones are left out
-        width = self.vectors.shape[2]
-        table = tf.math.unsorted_segment_sum(
-            tf.reshape(self.vectors, [-1, width]), tf.reshape(indices, [-1]), rows * self.size
-        )
-        table = tf.reshape(table, [-1, self.size, width])
-        return Instantiated(tf.where(exist[:, tf.newaxis, tf.newaxis], table, float("nan")))
-
-
-@dataclasses.dataclass(frozen=True)
-class _SumsOfLookups:
-    """The sums of the vectors with the same index in the same row; there are n = rows * positions.
-
-    Attributes:
-        sums: float32 [n, width]; as many as there are different pairs (row, index), then zeros.
-        rows: int32 [n]: the row of data of each sum; 0 for those at the end.
-        indices: int32 [n]: the index of each sum; negative for those at the end.
-        first: bool [rows, positions]: where the first vector of each sum is, after sorting.
-        segments: int32 [n]: for each vector, after sorting, the number of its sum.
-    """
-
-    sums: tf.Tensor
-    rows: tf.Tensor
-    indices: tf.Tensor
-    first: tf.Tensor
-    segments: tf.Tensor
-
-    @classmethod
-    def of(cls, indices, vectors):
-        # After sorting, equal indices are neighbours, so that each series of them gets a segment.
-        order = tf.argsort(indices, axis=1)
-        indices = tf.gather(indices, order, batch_dims=1)
-        vectors = tf.gather(vectors, order, batch_dims=1)
-        first = tf.not_equal(indices, tf.roll(indices, 1, axis=1))
-        first = tf.concat([tf.ones_like(first[:, :1]), first[:, 1:]], axis=1)
-        segments = tf.cumsum(tf.cast(tf.reshape(first, [-1]), tf.int32)) - 1
-        n = tf.size(indices)
-        rows = tf.broadcast_to(tf.range(tf.shape(indices)[0])[:, tf.newaxis], tf.shape(indices))
-        rows = tf.math.unsorted_segment_max(tf.reshape(rows, [-1]), segments, n)
-        return cls(
-            tf.math.unsorted_segment_sum(tf.reshape(vectors, [-1, vectors.shape[2]]), segments, n),
-            tf.maximum(rows, 0),
-            tf.math.unsorted_segment_max(tf.reshape(indices, [-1]), segments, n),
-            first,
-            segments,
-        )
-
-    def square_norms(self):
-        # Each segment lies inside one row; its square is added at the place of its first element.
-        squares = tf.gather(tf.reduce_sum(tf.square(self.sums), axis=1), self.segments)
-        squares = tf.where(self.first, tf.reshape(squares, tf.shape(self.first)), 0.0)
-        return tf.reduce_sum(squares, axis=1)
-
-    def weighted_sum(self, weights, size):
-        weighted = self.sums * tf.gather(weights, self.rows)[:, tf.newaxis]
-        indices = tf.where(self.indices < size, self.indices, -1)  # negative ones are left out
-        return tf.math.unsorted_segment_sum(weighted, indices, size)
-
-
-def _transposed_product(left, right):
-    return float32_products.product(functools.partial(tf.matmul, transpose_a=True), left, right)
+        indices = tf.where(self.indices >= 0, indices, -1)
+        table = tf.math.unsorted_segment_sum(self.vectors, indices, rows * self.size)
+        table = tf.reshape(table, [-1, self.size, self.vectors.shape[2]])
+        misses = self.misses()[:, tf.newaxis, tf.newaxis]
+        return Instantiated(tf.where(misses, float("nan"), table))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -338,11 +263,6 @@ class Arranged:
         return total if self.order is None else tf.transpose(total, self.order)
 
 
-def identity(total):
-    """Returns its argument: the `finish` of gradients that are in the variable's shape already."""
-    return total
-
-
 def keeps_order(finish) -> bool:
     """Whether a `finish` leaves the entries of a matrix in their order."""
     return finish is identity or (isinstance(finish, Arranged) and finish.order is None)
@@ -356,7 +276,18 @@ def in_layout_of_variable(part):
     return tf.vectorized_map(part.finish, part.values, fallback_to_while_loop=False)
 
 
-def zero_rows(values: tf.Tensor, keep: tf.Tensor) -> tf.Tensor:
-    """Returns `values` [rows, ...] with zeros in rows where `keep` (bool [rows]) is False."""
-    keep = tf.reshape(keep, [-1] + [1] * (values.shape.rank - 1))
-    return tf.where(keep, values, tf.zeros([], values.dtype))
+def zero_rows(tensors, keep: tf.Tensor):
+    """Returns tensors [rows, ...] with zeros in rows where `keep` (bool [rows]) is False.
+
+    Multiplication by a weight of zero would not be enough: 0 * NaN is NaN.
+
+    Args:
+        tensors: a structure of tensors, such as a `PerExampleGradient`.
+        keep: bool [rows].
+    """
+
+    def zeroed(values):
+        wide = tf.reshape(keep, [-1] + [1] * (values.shape.rank - 1))
+        return tf.where(wide, values, tf.zeros([], values.dtype))
+
+    return tf.nest.map_structure(zeroed, tensors)

@@ -130,10 +130,6 @@ class Forward:
         """
         self._permitted = frozenset(id(variable) for variable in counters)
 
-    def may_assign(self, variable) -> bool:
-        """Whether a pass may assign to `variable`."""
-        return self.is_random(variable) or id(variable) in self._permitted
-
     def scope(self, values, state) -> keras.StatelessScope:
         """Returns a scope in which the model computes with `values` and `state`."""
         mapping = [*zip(self.variables, values, strict=True)]
@@ -170,7 +166,7 @@ class Forward:
             if after is before:
                 new_state.append(None)
                 continue
-            if not self.may_assign(variable):
+            if not (self.is_random(variable) or id(variable) in self._permitted):
                 raise ValueError(refusal_of_state(variable))
             new_state.append(after)
         return y_pred, scope, new_state
@@ -187,7 +183,7 @@ class Forward:
             loss = compute_loss_as_keras(
                 self.model, with_none(x), with_none(y), y_pred, sample_weight
             )
-            for penalty in self._penalties(scope):
+            for penalty in self._penalties(map(scope.get_current_value, self.variables)):
                 loss -= tf.cast(penalty, loss.dtype)
         return tf.cast(loss, tf.float32)
 
@@ -196,23 +192,20 @@ class Forward:
         if not any(v.regularizer is not None for v in self.variables):
             return [None] * len(self.variables)
         values = [tf.convert_to_tensor(v) for v in self.variables]
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape = tf.GradientTape(watch_accessed_variables=False)
+        with tape, self.scope(values, self.state()):
             tape.watch(values)
-            with self.scope(values, self.state()) as scope:
-                penalty = tf.add_n([tf.cast(p, tf.float32) for p in self._penalties(scope)])
+            penalty = tf.add_n([tf.cast(p, tf.float32) for p in self._penalties(values)])
         return tape.gradient(penalty, values)
 
     def penalty(self) -> tf.Tensor:
         """Returns the sum of the penalties of all weight regularizers."""
-        penalties = [v.regularizer(v) for v in self.variables if v.regularizer is not None]
+        penalties = self._penalties(self.variables)
         return tf.add_n([tf.zeros([])] + [tf.cast(p, tf.float32) for p in penalties])
 
-    def _penalties(self, scope):
-        return [
-            v.regularizer(scope.get_current_value(v))
-            for v in self.variables
-            if v.regularizer is not None
-        ]
+    def _penalties(self, values):
+        pairs = zip(self.variables, values, strict=True)
+        return [v.regularizer(value) for v, value in pairs if v.regularizer is not None]
 
     def advance(self, before, after) -> None:
         """Advances random state and counters, once per lot.

@@ -12,13 +12,12 @@ from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.chunk_loop import sum_of_chunks
 from tfdp.gradients.chunks import (
     balanced,
-    number_of_rows,
     pad_rows,
     split_rows,
     suitable_rows,
     works_in_sequence,
 )
-from tfdp.gradients.contract import BoundedSum, Engine, needs_whole_lots
+from tfdp.gradients.contract import BoundedSum, Engine
 from tfdp.gradients.engines import exact, ghost, loop, lotwise
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.norms import expecting_rows
@@ -99,9 +98,10 @@ def bounded_sum(
         return dataclasses.replace(part, outputs=())
 
     static_rows = sample_weight.shape[0]
-    if physical_batch_size is None and not needs_whole_lots(engine):
+    needs_whole_lots = engine is lotwise.bounded_sum
+    if physical_batch_size is None and not needs_whole_lots:
         physical_batch_size = suitable_rows(forward, static_rows, expected_rows, microbatch_size)
-    total = number_of_rows(sample_weight) if static_rows is None else static_rows
+    total = tf.shape(sample_weight)[0] if static_rows is None else static_rows
     if physical_batch_size is None or (
         static_rows is not None and static_rows <= physical_batch_size
     ):
@@ -113,7 +113,7 @@ def bounded_sum(
         whole = _with_room_for_rounding(whole, static_rows, expected_rows)
         return whole if microbatch_size == 1 else _without_padding(whole, total)
 
-    if needs_whole_lots(engine):
+    if needs_whole_lots:
         raise NotImplementedError(
             "With statistics='batch' a lot is normalized as a whole, and physical batches would have "
             "statistics of their own, for which nothing is proven. Expected no "

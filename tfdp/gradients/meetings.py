@@ -26,6 +26,8 @@ from tfdp.gradients.factors import (
 PRODUCTS = {"MatMul": ("transpose_a", "transpose_b")}
 PRODUCTS |= dict.fromkeys(("BatchMatMulV2", "BatchMatMulV3"), ("adj_x", "adj_y"))
 ENTRYWISE = ("AddV2", "BiasAdd", "BroadcastTo", "Mul", "Sub")
+_DEPTHWISE = "DepthwiseConv2dNative"
+_TRANSPOSED = ("Conv2DBackpropInput", "Conv3DBackpropInputV2")
 _CHANNELS_LAST = (b"NHWC", b"NDHWC")
 
 
@@ -48,10 +50,8 @@ def meeting(operation: tf.Operation, place: int) -> tuple[list, Callable] | None
         return _entrywise(operation, place)
     if kind == "GatherV2" and place == 0:
         return _lookup(operation)
-    if kind in ("Conv2D", "Conv3D", "DepthwiseConv2dNative") and place == 1:
+    if kind in ("Conv2D", "Conv3D", _DEPTHWISE, *_TRANSPOSED) and place == 1:
         return _convolution(operation)
-    if kind in ("Conv2DBackpropInput", "Conv3DBackpropInputV2") and place == 1:
-        return _transposed_convolution(operation)
     return None
 
 
@@ -154,9 +154,8 @@ def _sum_of_products(data, at_output, weight, seen, output, sizes, shape) -> Per
     right = _arranged(at_output, output, shared, out, sizes, count)
     if len(shape) == len(sizes) == 2:
         return OuterProducts(left, right) if [*sizes] == into + out else OuterProducts(right, left)
-    ones = [
-        a for a in weight if a not in sizes
-    ]  # put back behind the others, and then in their places
+    # Axes of length one are put back behind the others, and then in their places.
+    ones = [a for a in weight if a not in sizes]
     order = tuple([*into, *out, *ones].index(a) for a in weight)
     lengths = tuple(sizes.get(a, 1) for a in [*into, *out, *ones])
     return OuterProducts(left, right, Arranged(lengths, order))
@@ -174,14 +173,12 @@ def _summed(tensor, labels, others):
 def _arranged(tensor, labels, positions, features, sizes, count):
     """Transposes and reshapes [rows, *labels] to [rows, positions, features].
 
-    The axis of positions is left out where there is one; `count` is their number, or None.
+    `count` is the number of positions, or None.
     """
     places = [1 + labels.index(a) for a in (*positions, *features)]
     if places != sorted(places):
         tensor = tf.transpose(tensor, [0, *places])
     width = math.prod(sizes[a] for a in features)
-    if count == 1:
-        return tf.reshape(tensor, [-1, width])
     known = tf.reduce_prod(tf.shape(tensor)[1 : 1 + len(positions)]) if count is None else count
     if isinstance(known, int):
         return tf.reshape(tensor, [-1, known, width])
@@ -203,50 +200,35 @@ def _lookup(operation):
         if count is None:
             count = tf.reduce_prod(tf.shape(indices)[1:])
         # An index of 64 bits beyond the table is none of its rows, whatever its lower 32 bits say.
-        indices = tf.where((indices >= 0) & (indices < size), indices, -1)
+        indices = tf.cast(tf.where((indices >= 0) & (indices < size), indices, -1), tf.int32)
         indices = tf.reshape(indices, [tf.shape(indices)[0], count])
-        return Lookups(indices, tf.reshape(at_output, [tf.shape(indices)[0], count, width]), size)
+        vectors = tf.reshape(at_output, [tf.shape(indices)[0], count, width])
+        return Lookups(indices, tf.cast(vectors, tf.float32), size)
 
     return [indices], form
 
 
 def _convolution(operation):
-    kernel, images = operation.inputs[1].shape, operation.inputs[0]
-    window = _window(operation, tuple(kernel[:-2]))
-    depthwise = operation.type == "DepthwiseConv2dNative"
-    channels = images.shape[-1 if _is_channels_last(operation) else 1]
-    if window is None or channels is None:
+    """A convolution, or a transposed one, whose result and argument have changed places."""
+    kernel = tuple(operation.inputs[1].shape)
+    window = _window(operation, kernel[:-2])
+    transposed, depthwise = operation.type in _TRANSPOSED, operation.type == _DEPTHWISE
+    data = operation.inputs[2 if transposed else 0]
+    wide = operation.outputs[0] if transposed else data
+    if window is None or wide.shape[-1 if _is_channels_last(operation) else 1] is None:
         return None
-    if depthwise and not images.shape[1:].is_fully_defined():
+    if depthwise and not data.shape[1:].is_fully_defined():
         return None
 
-    def form(at_output, images):
-        images, count = _by_images(operation, images)
+    def form(at_output, data):
+        data, count = _by_images(operation, data)
         at_output, _ = _by_images(operation, at_output)
-        if depthwise:
-            found = Instantiated(depthwise_kernel(images, at_output, window, tuple(kernel)))
-        else:
-            groups, filters = channels // kernel[-2], kernel[-1]
-            found = kernel_gradient(images, flat(at_output), window, groups, filters)
-        return _of_rows(found, count)
+        images, other = (at_output, data) if transposed else (data, at_output)
+        gradients_of = depthwise_kernel if depthwise else kernel_gradient
+        found = gradients_of(images, flat(other), window, kernel)
+        return found if isinstance(count, int) and count == 1 else found.grouped(count)
 
-    return [images], form
-
-
-def _transposed_convolution(operation):
-    """A convolution whose result and argument have changed places."""
-    kernel = operation.inputs[1].shape
-    window = _window(operation, tuple(kernel[:-2]))
-    if window is None:
-        return None
-
-    def form(at_output, images):
-        images, count = _by_images(operation, images)
-        at_output, _ = _by_images(operation, at_output)
-        found = kernel_gradient(at_output, flat(images), window, 1, kernel[-1])
-        return _of_rows(found, count)
-
-    return [operation.inputs[2]], form
+    return [data], form
 
 
 def _is_channels_last(operation):
@@ -274,8 +256,3 @@ def _by_images(operation, tensor):
     if _is_channels_last(operation):
         return images, count
     return tf.transpose(images, [0, *range(2, images.shape.rank), 1]), count
-
-
-def _of_rows(gradients, count):
-    """Adds the gradients of the images of a row."""
-    return gradients if isinstance(count, int) and count == 1 else gradients.grouped(count)

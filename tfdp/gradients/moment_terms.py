@@ -4,6 +4,7 @@ It is `sum_k coefficients[i, k, c] * jacobian[k, ..., c]` for row i, where k cou
 see `engines.public_moments`.
 """
 
+import dataclasses
 import functools
 
 import tensorflow as tf
@@ -16,9 +17,8 @@ from tfdp.gradients.factors import (
     PerExampleGradient,
     in_layout_of_variable,
     keeps_order,
-    zero_rows,
 )
-from tfdp.gradients.norms import instantiates, strict
+from tfdp.gradients.norms import strict
 
 
 class MomentTerm:
@@ -38,12 +38,8 @@ class MomentTerm:
 
     def added_to(self, base: PerExampleGradient) -> PerExampleGradient:
         """Returns the sum with other gradients of the same rows and variable."""
-        if (
-            isinstance(base, OuterProducts)
-            and keeps_order(base.finish)
-            and not instantiates(*base.left.shape, self.shape[-1])
-        ):
-            return ThroughMoments(base, self.jacobian, self.coefficients, self.shape)
+        if isinstance(base, OuterProducts) and keeps_order(base.finish):
+            return ThroughMoments(base, self.coefficients, self.jacobian, self.shape)
         return _written_out(base, self)
 
 
@@ -68,12 +64,26 @@ def _einsum(equation, a, b):
     return float32_products.product(functools.partial(tf.einsum, equation), a, b)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class ThroughMoments(PerExampleGradient):
-    """The sum with outer products, without writing gradients out."""
+    """The sum with outer products, without writing gradients out.
 
-    def __init__(self, base: OuterProducts, jacobian, coefficients, shape):
-        self.base, self.jacobian, self.coefficients = base, jacobian, coefficients
-        self.shape = shape
+    Args:
+        base: the outer products; their `finish` keeps the order of entries.
+        coefficients, jacobian, shape: as in `MomentTerm`, with the jacobian [k, entries, features].
+    """
+
+    base: OuterProducts
+    coefficients: tf.Tensor
+    jacobian: tf.Tensor
+    shape: tf.TensorShape
+
+    def __tf_flatten__(self):
+        return (self.jacobian, self.shape), (self.base, self.coefficients)
+
+    def in_cheapest_form(self):
+        base = self.base.in_cheapest_form()
+        return self if base is self.base else _written_out(base, self)
 
     def instantiated(self):
         return _written_out(self.base, self)
@@ -96,19 +106,7 @@ class ThroughMoments(PerExampleGradient):
         added = _einsum("kc,kpc->pc", totals, self.jacobian)
         return self.base.weighted_sum(weights) + tf.reshape(added, self.shape)
 
-    def factors(self):
-        return [*self.base.factors(), self.coefficients]
-
-    def kept_factors(self, keep):
-        return [*self.base.kept_factors(keep), zero_rows(self.coefficients, keep)]
-
-    def with_factors(self, factors):
-        *factors, coefficients = factors
-        base = self.base.with_factors(factors)
-        return ThroughMoments(base, self.jacobian, coefficients, self.shape)
-
     def grouped(self, size):
         coefficients = tf.reshape(self.coefficients, [-1, size, *self.coefficients.shape[1:]])
-        return ThroughMoments(
-            self.base.grouped(size), self.jacobian, tf.reduce_sum(coefficients, axis=1), self.shape
-        )
+        coefficients = tf.reduce_sum(coefficients, axis=1)
+        return ThroughMoments(self.base.grouped(size), coefficients, self.jacobian, self.shape)

@@ -106,8 +106,9 @@ def strict(square, largest, terms: int, positions: int | None):
 
 
 def row_squares(values):
-    """Returns float32 [rows]: sums of squares of `values` [rows, n]."""
+    """Returns float32 [rows]: sums of squares of `values` [rows, ...]."""
+    axes = [*range(1, values.shape.rank)]
     if inside_xla():
-        return tf.reduce_sum(tf.square(values), axis=1)  # XLA lacks the operation below
+        return tf.reduce_sum(tf.square(values), axes)  # XLA lacks the operation below
     # This operation reads the values once and does not write squares (measured: half the time).
-    return tf.square(tf.math.reduce_euclidean_norm(values, axis=1))
+    return tf.square(tf.math.reduce_euclidean_norm(values, axes))

@@ -37,69 +37,48 @@ def pullbacks_of(operation: tf.Operation, place: int) -> list[Pullback] | None:
         operation: an operation none of whose inputs depends on the row.
         place: which of its inputs is, or is made of, the weight.
     """
-    kind, tensor, output = operation.type, operation.inputs[place], operation.outputs[0]
+    tensor, output = operation.inputs[place], operation.outputs[0]
     if not (tensor.shape.is_fully_defined() and output.dtype.is_floating):
         return None
-    if kind in PARTS and place == PARTS[kind]:
-        return _parts(operation, tuple(tensor.shape))
+    if _PARTS.get(operation.type) == place:
+        return _parts(operation, place)
     pullback = _pullback(operation, place)
     return None if pullback is None else [pullback]
 
 
 # Operations that take parts of a tensor, and which of their inputs that tensor is.
-PARTS = {"StridedSlice": 0, "Slice": 0, "Split": 1, "Unpack": 0}
+_PARTS = {"StridedSlice": 0, "Slice": 0, "Split": 1, "Unpack": 0}
 
 
-def _parts(operation, shape):
+def _parts(operation, place):
     """The pullbacks of an operation that takes parts of a weight."""
+    shape = tuple(operation.inputs[place].shape)
     numbers = np.arange(math.prod(shape)).reshape(shape)
     pullbacks = []
-    for taken in _taken(operation, numbers):
+    for taken in _taken(operation, place, numbers):
         places = np.stack(np.unravel_index(taken.reshape(-1), shape), axis=1)
         begin, end = places.min(axis=0), places.max(axis=0) + 1
         box = numbers[tuple(slice(a, b) for a, b in zip(begin, end, strict=True))]
         if box.size != taken.size or (box.reshape(-1) != taken.reshape(-1)).any():
             return None
         margins = [*zip(begin.tolist(), (np.array(shape) - end).tolist(), strict=True)]
-        pullbacks.append(_Placed(tuple(box.shape), tuple(margins)))
+        pullbacks.append(_Resized(tuple(box.shape), tuple(margins)))
     return pullbacks or None
 
 
-def _taken(operation, numbers):
-    """What an operation takes of an array; nothing where that is not known."""
-    kind = operation.type
-    if kind == "Unpack":
-        axis = operation.get_attr("axis")
-        return [numbers.take(k, axis) for k in range(len(operation.outputs))]
-    if kind == "Split":
-        axis = tf.get_static_value(operation.inputs[0])
-        return [] if axis is None else np.split(numbers, len(operation.outputs), int(axis))
-    places = [tf.get_static_value(one) for one in operation.inputs[1:]]
-    if any(place is None for place in places):
+def _taken(operation, place, numbers):
+    """What an operation takes of an array, by running it; nothing where it needs unknown numbers."""
+    definition, run = operation.op_def, getattr(tf.raw_ops, operation.type)
+    # In Python, `split_dim` is called `axis`.
+    names = [argument.name.replace("split_dim", "axis") for argument in definition.input_arg]
+    inputs = dict(zip(names, map(tf.get_static_value, operation.inputs), strict=True))
+    inputs[names[place]] = numbers
+    if any(value is None for value in inputs.values()):
         return []
-    return [_sliced(operation, numbers, *places)]
-
-
-def _sliced(operation, numbers, begin, end, strides=None):
-    if strides is None:  # Slice has lengths instead of ends; -1 is all that is left
-        ends = [None if n < 0 else b + n for b, n in zip(begin, end, strict=True)]
-        return numbers[tuple(slice(b, e) for b, e in zip(begin, ends, strict=True))]
-
-    def marked(name, place):
-        return bool(operation.get_attr(f"{name}_mask") >> place & 1)
-
-    index = []
-    for place, (b, e, stride) in enumerate(zip(begin, end, strides, strict=True)):
-        if marked("ellipsis", place):
-            index.append(Ellipsis)
-        elif marked("new_axis", place):
-            index.append(None)
-        elif marked("shrink_axis", place):
-            index.append(int(b))
-        else:
-            first = None if marked("begin", place) else int(b)
-            index.append(slice(first, None if marked("end", place) else int(e), int(stride)))
-    return numbers[tuple(index)]
+    settings = [attribute.name for attribute in definition.attr if attribute.type == "int"]
+    with tf.init_scope():
+        taken = run(**inputs, **{name: operation.get_attr(name) for name in settings})
+    return [part.numpy() for part in tf.nest.flatten(taken)]
 
 
 def _pullback(operation, place):
@@ -164,12 +143,13 @@ class _Then:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Placed:
-    """A part of the weight was taken: outside of it, the gradient is zero.
+class _Resized:
+    """A part of the weight was taken, or the weight became a part of a larger tensor.
 
     Attributes:
-        shape: the lengths of the part, with as many axes as the weight.
-        margins: for each axis of the weight, how much of it lies before and behind the part.
+        shape: the shape of what it became, with as many axes as the weight.
+        margins: for each axis, how many zeros the gradient gets before and behind it; less than zero
+            where entries are left out.
     """
 
     shape: tuple
@@ -179,12 +159,13 @@ class _Placed:
         if len(self.shape) == 2 and getattr(gradient, "finish", identity) is identity:
             rows, columns = self.margins
             if isinstance(gradient, OuterProducts):
-                return OuterProducts(_wider(gradient.left, rows), _wider(gradient.right, columns))
+                left, right = _resized(gradient.left, rows), _resized(gradient.right, columns)
+                return OuterProducts(left, right)
             if isinstance(gradient, Lookups) and not any(rows):
-                vectors = _wider(gradient.vectors, columns)
-                return Lookups(gradient.indices, vectors, gradient.size)
+                vectors = _resized(gradient.vectors, columns)
+                return dataclasses.replace(gradient, vectors=vectors)
         values = tf.reshape(in_layout_of_variable(gradient), [-1, *self.shape])
-        return Instantiated(tf.pad(values, [(0, 0), *self.margins]))
+        return Instantiated(_resized(values, *self.margins))
 
 
 def _joined(parts, place, axis):
@@ -192,45 +173,22 @@ def _joined(parts, place, axis):
     shapes = [part.shape for part in parts]
     if not all(shape.is_fully_defined() for shape in shapes):
         return None
-    axis %= len(shapes[0])
-    begin = sum(shape[axis] for shape in shapes[:place])
     whole = list(shapes[place])
-    whole[axis] = sum(shape[axis] for shape in shapes)
-    return _Taken(tuple(whole), axis, begin, begin + shapes[place][axis])
+    lengths = [shape[axis] for shape in shapes]
+    margins = [(0, 0)] * len(whole)
+    whole[axis] = sum(lengths)
+    margins[axis] = (-sum(lengths[:place]), -sum(lengths[place + 1 :]))
+    return _Resized(tuple(whole), tuple(margins))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Taken:
-    """The weight became a part of a larger tensor, along one axis: the others get none of its gradient.
-
-    Attributes:
-        shape: the shape of the larger tensor.
-        axis, begin, end: where the weight is in it.
-    """
-
-    shape: tuple
-    axis: int
-    begin: int
-    end: int
-
-    def __call__(self, gradient):
-        own = slice(self.begin, self.end)
-        finish = getattr(gradient, "finish", identity)
-        if isinstance(gradient, OuterProducts) and len(self.shape) == 2 and finish is identity:
-            factors = [gradient.left, gradient.right]
-            factors[self.axis] = factors[self.axis][..., own]
-            return OuterProducts(*factors)
-        if isinstance(gradient, Lookups) and self.axis == 1:
-            return Lookups(gradient.indices, gradient.vectors[..., own], gradient.size)
-        values = tf.reshape(in_layout_of_variable(gradient), [-1, *self.shape])
-        return Instantiated(values[(slice(None),) * (1 + self.axis) + (own,)])
-
-
-def _wider(values, margin):
-    """Puts zeros before and behind the last axis."""
-    if not any(margin):
+def _resized(values, *margins):
+    """Puts zeros before and behind the last axes, or leaves entries out where margins are negative."""
+    if any(before < 0 or behind < 0 for before, behind in margins):
+        own = (slice(-before, behind or None) for before, behind in margins)
+        return values[(..., *own)]
+    if not any(map(any, margins)):
         return values
-    return tf.pad(values, [(0, 0)] * (values.shape.rank - 1) + [margin])
+    return tf.pad(values, [(0, 0)] * (values.shape.rank - len(margins)) + [*margins])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -244,10 +202,10 @@ class _Scaled:
         if tf.is_tensor(by):  # under XLA, rows pass in a graph of their own
             by = tf.reshape(tf.cast(outside(by), tf.float32), [])
         if isinstance(gradient, OuterProducts):
-            return OuterProducts(gradient.left, gradient.right * by, gradient.finish)
+            return dataclasses.replace(gradient, right=gradient.right * by)
         if isinstance(gradient, Lookups):
-            return Lookups(gradient.indices, gradient.vectors * by, gradient.size)
-        return Instantiated(gradient.values * by, gradient.finish)
+            return dataclasses.replace(gradient, vectors=gradient.vectors * by)
+        return dataclasses.replace(gradient, values=gradient.values * by)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -266,7 +224,7 @@ class _Times:
         if isinstance(gradient, Lookups):
             if self.left:
                 vectors = _product(gradient.vectors, other, True)
-                return Lookups(gradient.indices, vectors, gradient.size)
+                return dataclasses.replace(gradient, vectors=vectors)
             return _of_looked_up(gradient, other)
         values = in_layout_of_variable(gradient)
         if self.left:
@@ -296,7 +254,7 @@ def _of_looked_up(lookups, other):
 
     An index that does not exist makes its row not finite, as in `Lookups`.
     """
-    exists = (lookups.indices >= 0) & (lookups.indices < lookups.size)
+    exists = lookups.indices >= 0
     taken = tf.gather(other, tf.where(exists, lookups.indices, 0))
     return OuterProducts(tf.where(exists[..., tf.newaxis], taken, float("nan")), lookups.vectors)
 

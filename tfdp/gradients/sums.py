@@ -9,6 +9,8 @@ In all these forms, norm and weighted sum are computed from the same tensors, so
 cancel are bounded as they are added.
 """
 
+import collections
+import dataclasses
 import functools
 
 import tensorflow as tf
@@ -36,54 +38,40 @@ def added(parts: list[PerExampleGradient]) -> PerExampleGradient:
     if terms:
         whole = added([part for part in parts if part not in terms])
         return functools.reduce(lambda total, term: term.added_to(total), terms, whole)
-    groups: list = []
+    groups = collections.defaultdict(list)
     for part in parts:
-        for group in groups:
-            if _same_form(group[0], part):
-                group.append(part)
-                break
-        else:
-            groups.append([part])
-    merged = [group[0] if len(group) == 1 else _merged(group) for group in groups]
+        groups[_kind(part)].append(part)
+    merged = [group[0] if len(group) == 1 else _merged(group) for group in groups.values()]
     if len(merged) == 1:
         return merged[0]
     if len(merged) == 2:
         lookups = [part for part in merged if isinstance(part, Lookups)]
         products = [part for part in merged if isinstance(part, OuterProducts)]
         if lookups and products and products[0].finish is identity:
-            both = LookupsAndProducts(lookups[0], products[0])
-            return both.instantiated() if both.is_cheaper_instantiated() else both
+            return LookupsAndProducts(lookups[0], products[0])
     return Instantiated(tf.add_n([in_layout_of_variable(part) for part in merged]))
 
 
-def _same_form(a, b) -> bool:
-    """Whether the factors or entries of two gradients have the same meaning."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, Lookups):
-        return a.size == b.size
-    if isinstance(a, OuterProducts):
-        lengths = [(part.left.shape[2], part.right.shape[2]) for part in (a, b)]
-        return lengths[0] == lengths[1] and a.finish == b.finish
-    if isinstance(a, Instantiated):
-        return a.values.shape[1:] == b.values.shape[1:] and a.finish == b.finish
-    return False
+def _kind(part) -> tuple:
+    """What gradients have in common if their factors or entries have the same meaning."""
+    if isinstance(part, Lookups):
+        return Lookups, part.size
+    if isinstance(part, OuterProducts):
+        return OuterProducts, part.left.shape[2], part.right.shape[2], part.finish
+    return Instantiated, tuple(part.values.shape[1:]), part.finish
 
 
 def _merged(group):
     """Returns the sum of gradients of the same form, in that form."""
-
-    def side_by_side(name):
-        return tf.concat([getattr(part, name) for part in group], axis=1)
-
     first = group[0]
-    if isinstance(first, Lookups):
-        return Lookups(side_by_side("indices"), side_by_side("vectors"), first.size)
-    if isinstance(first, OuterProducts):
-        return OuterProducts(side_by_side("left"), side_by_side("right"), first.finish)
-    return Instantiated(tf.add_n([part.values for part in group]), first.finish)
+    if isinstance(first, Instantiated):
+        return Instantiated(tf.add_n([part.values for part in group]), first.finish)
+    sides = [tf.nest.flatten(part) for part in group]
+    factors = [tf.concat(tensors, axis=1) for tensors in zip(*sides, strict=True)]
+    return tf.nest.pack_sequence_as(first, factors)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class LookupsAndProducts(PerExampleGradient):
     """Gradients of a table that was looked up in and multiplied by: a tied embedding.
 
@@ -97,15 +85,18 @@ class LookupsAndProducts(PerExampleGradient):
         products: `OuterProducts` [size] ⊗ [width].
     """
 
-    def __init__(self, lookups: Lookups, products: OuterProducts):
-        self.lookups, self.products = lookups, products
+    lookups: Lookups
+    products: OuterProducts
 
-    def is_cheaper_instantiated(self) -> bool:
-        """Whether the gradient should be written out; see `norms.instantiates`."""
+    def __tf_flatten__(self):
+        return (), (self.lookups, self.products)
+
+    def in_cheapest_form(self):
         counts = self.lookups.indices.shape[1], self.products.left.shape[1]
         positions = None if None in counts else sum(counts)
         rows, _, size = self.products.left.shape
-        return instantiates(rows, positions, size, self.products.right.shape[2])
+        writes_out = instantiates(rows, positions, size, self.products.right.shape[2])
+        return self.instantiated() if writes_out else self
 
     def instantiated(self):
         parts = (self.lookups, self.products)
@@ -136,24 +127,10 @@ class LookupsAndProducts(PerExampleGradient):
             ]
         )
         square = strict(square, tf.square(largest), left.shape[2] + right.shape[2], None)
-        # `Lookups` has NaN where an index does not exist.
-        bad = tf.math.is_nan(self.lookups.square_norms())
-        return tf.where(bad, float("nan"), square)
+        return tf.where(self.lookups.misses(), float("nan"), square)
 
     def weighted_sum(self, weights):
         return self.lookups.weighted_sum(weights) + self.products.weighted_sum(weights)
-
-    def factors(self):
-        return self.lookups.factors() + self.products.factors()
-
-    def kept_factors(self, keep):
-        return self.lookups.kept_factors(keep) + self.products.kept_factors(keep)
-
-    def with_factors(self, factors):
-        count = len(self.lookups.factors())
-        return LookupsAndProducts(
-            self.lookups.with_factors(factors[:count]), self.products.with_factors(factors[count:])
-        )
 
     def grouped(self, size):
         return LookupsAndProducts(self.lookups.grouped(size), self.products.grouped(size))

@@ -49,7 +49,11 @@ def whole(read: tf.Tensor, of_rows: Callable) -> list[Use]:
     Args:
         read, of_rows: as in `uses_of`.
     """
-    return [*_all_declared(read, of_rows), Use([read], [], Instantiated, written_out=True)]
+    return [*_all_declared(read, of_rows), Use([read], [], _whole, written_out=True)]
+
+
+def _whole(at_weight):
+    return Instantiated(tf.cast(at_weight, tf.float32))
 
 
 def uses_of(read: tf.Tensor, of_rows: Callable) -> tuple[list[Use], tf.Operation | None]:
@@ -60,12 +64,51 @@ def uses_of(read: tf.Tensor, of_rows: Callable) -> tuple[list[Use], tf.Operation
         of_rows: whether a tensor depends on the row; see `dependence.Dependence`.
 
     Returns:
-        (uses, None), or (uses, an operation in which the weight meets the data, and whose gradient is
-        not known to have factors): then one of the uses is `whole` for the weight, or for what was made
-        of it before.
+        (uses, None), or (`whole` for the weight, an operation whose gradient is not known to have
+        factors). What is made of the weight before it meets the data may be written out in the first
+        case, too.
     """
-    found, why = _found(read, of_rows)
-    return (whole(read, of_rows), why) if found is None else (found, None)
+    uses = [*_declared(read)]
+    for operation in dict.fromkeys(read.consumers()):
+        if operation.type in _WITHOUT_VALUES or _is_empty(operation):
+            continue
+        found = _uses_in(operation, read, of_rows)
+        if found is None:
+            return whole(read, of_rows), operation
+        uses += found
+    return uses, None
+
+
+def _is_empty(operation):
+    return all(output.shape.num_elements() == 0 for output in operation.outputs)
+
+
+def _uses_in(operation, tensor, of_rows):
+    """The uses of a weight in one operation; None where its gradient is not known to have factors."""
+    places = [place for place, one in enumerate(operation.inputs) if one is tensor]
+    if len(places) > 1:
+        return None
+    (place,) = places
+    pullbacks = None
+    if not any(of_rows(one) for one in operation.inputs if one is not tensor):
+        pullbacks = pullbacks_of(operation, place)
+    if pullbacks is not None:
+        uses = []
+        for pullback, output in zip(pullbacks, operation.outputs, strict=True):
+            found, _ = uses_of(output, of_rows)
+            uses += [_after(use, pullback) for use in found]
+        # A product with something public has factors itself, which are better than none later.
+        if operation.type not in PRODUCTS or not any(use.written_out for use in uses):
+            return uses
+    met = meeting(operation, place) or _meeting_in_call(operation, place)
+    if met is None:
+        return None
+    saved, form = met
+    return [Use([operation.outputs[0]], saved, form, operation.type in ENTRYWISE)]
+
+
+def _after(use, pullback):
+    return dataclasses.replace(use, form=lambda *tensors: pullback(use.form(*tensors)))
 
 
 _DECLARED = contextvars.ContextVar("declared")  # {reference to tensor: uses}
@@ -108,43 +151,6 @@ def _all_declared(weight, of_rows):
     return uses
 
 
-def _found(tensor, of_rows):
-    uses, why = [*_declared(tensor)], None
-    for operation in dict.fromkeys(tensor.consumers()):
-        if operation.type in _WITHOUT_VALUES or _is_empty(operation):
-            continue
-        found, unknown = _in_operation(operation, tensor, of_rows)
-        if found is None:
-            return None, unknown
-        why = why or unknown
-        uses += found
-    return uses, why
-
-
-def _is_empty(operation):
-    return all(output.shape.num_elements() == 0 for output in operation.outputs)
-
-
-def _in_operation(operation, tensor, of_rows):
-    places = [place for place, one in enumerate(operation.inputs) if one is tensor]
-    if len(places) > 1:
-        return None, operation
-    (place,) = places
-    why = operation
-    if not any(of_rows(one) for one in operation.inputs if one is not tensor):
-        found, why = _through(operation, place, of_rows)
-        # A product with something public has factors itself, which are better than none later.
-        if found is not None and not (
-            operation.type in PRODUCTS and any(use.written_out for use in found)
-        ):
-            return found, why
-    met = meeting(operation, place) or _meeting_in_call(operation, place)
-    if met is None:
-        return None, why
-    saved, form = met
-    return [Use([operation.outputs[0]], saved, form, operation.type in ENTRYWISE)], None
-
-
 def _meeting_in_call(call, place):
     """What `meeting` says of the one operation of a function, as of Keras' grouped convolutions."""
     graph = called_graph(call)
@@ -162,20 +168,3 @@ def _meeting_in_call(call, place):
     if met is None or any(one.ref() not in given for one in met[0]):
         return None
     return [given[one.ref()] for one in met[0]], met[1]
-
-
-def _through(operation, place, of_rows):
-    """Follows what an operation of weights alone makes of a weight."""
-    pullbacks = pullbacks_of(operation, place)
-    if pullbacks is None:
-        return None, operation
-    uses, why = [], None
-    for pullback, output in zip(pullbacks, operation.outputs, strict=True):
-        found, unknown = uses_of(output, of_rows)
-        why = why or unknown
-        uses += [_after(use, pullback) for use in found]
-    return uses, why
-
-
-def _after(use, pullback):
-    return dataclasses.replace(use, form=lambda *tensors: pullback(use.form(*tensors)))

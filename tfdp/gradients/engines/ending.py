@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfdp._compat.float32_products import weighted_sum
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.contract import BoundedSum
-from tfdp.gradients.factors import Instantiated, PerExampleGradient
+from tfdp.gradients.factors import Instantiated, PerExampleGradient, zero_rows
 
 _SMALL = 2**12  # entries up to which written-out gradients are put side by side
 
@@ -44,7 +44,10 @@ def bounded(
     square_norms = tf.where(keep[:, tf.newaxis], square_norms, 0.0)
     if microbatch_size > 1:
         parts = _kept(parts, keep)
-        parts = [part.with_gradient(part.gradient.grouped(microbatch_size)) for part in parts]
+        parts = [
+            part.with_gradient(part.gradient.grouped(microbatch_size).in_cheapest_form())
+            for part in parts
+        ]
         any_present = tf.reduce_any(tf.reshape(present, [-1, microbatch_size]), axis=1)
         square_norms = _square_norms(parts, bound, any_present) / microbatch_size**2
         # The squares of a sum may overflow where those of its rows do not.
@@ -70,9 +73,8 @@ def bounded(
         output_losses=output_losses,
         outputs=outputs,
         state=state,
-        sensitivity=bound.sensitivity(microbatch_size),
-        relative_sensitivity=bound.relative_sensitivity(microbatch_size),
         l2_norm_clip=bound.l2_norm_clip,
+        relative_sensitivity=bound.relative_sensitivity(microbatch_size),
     )
 
 
@@ -114,6 +116,7 @@ def _parts(gradients, bound) -> list[_Part]:
         if gradient is None:
             continue
         if bound.whole_gradients or not _is_small(gradient):
+            gradient = gradient.in_cheapest_form()
             parts.append(_Part(gradient, layer, {place: gradient}))
         else:
             small[layer][place] = gradient
@@ -147,16 +150,13 @@ def _kept(parts, keep, unless=False):
         keep: bool [rows].
         unless: if True, nothing is done; a bool, or a scalar tensor.
     """
-    found = [part.gradient.factors() for part in parts]
+    gradients = [part.gradient for part in parts]
 
     def cleared():
-        return [part.gradient.kept_factors(keep) for part in parts]
+        return zero_rows(gradients, keep)
 
-    found = cleared() if unless is False else tf.cond(unless, lambda: found, cleared)
-    return [
-        part.with_gradient(part.gradient.with_factors(factors))
-        for part, factors in zip(parts, found, strict=True)
-    ]
+    found = cleared() if unless is False else tf.cond(unless, lambda: gradients, cleared)
+    return [part.with_gradient(own) for part, own in zip(parts, found, strict=True)]
 
 
 def _sums(parts, variables, bound, square_norms, present, microbatch_size):

@@ -9,7 +9,6 @@ the data in another way has its gradient written out for each row; so has every 
 `factors=False`.
 """
 
-import dataclasses
 import functools
 import math
 import weakref
@@ -160,21 +159,7 @@ def bounded_sum(*arguments, factors: bool = True) -> BoundedSum:
     """
     gradients_of = functools.partial(per_example_gradients, factors=factors)
     compute = functools.partial(alone.bounded_sum, gradients_of, *arguments)
-    return _in_a_graph(compute) if tf.executing_eagerly() else compute()
-
-
-def _in_a_graph(compute) -> BoundedSum:
-    """Returns what a function returns, after computing it in a graph.
-
-    Outside of one, `tf.vectorized_map` makes a graph of its own, whose tensors nothing else may use.
-    """
-    numbers = {}
-
-    def traced():
-        lot = compute()
-        fields = {field.name: getattr(lot, field.name) for field in dataclasses.fields(lot)}
-        numbers.update({name: v for name, v in fields.items() if isinstance(v, float)})
-        return {name: value for name, value in fields.items() if name not in numbers}
-
-    tensors = concrete_function(tf.function(traced, autograph=False))()
-    return BoundedSum(**tensors, **numbers)
+    # Outside of a graph, `tf.vectorized_map` makes its own, whose tensors nothing else may use.
+    if tf.executing_eagerly():
+        compute = concrete_function(tf.function(compute, autograph=False))
+    return compute()

@@ -20,7 +20,7 @@ from tfdp._compat.keras import get_keras_mask, set_keras_mask
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.contract import BoundedSum
 from tfdp.gradients.engines.ending import bounded
-from tfdp.gradients.factors import Instantiated
+from tfdp.gradients.factors import Instantiated, zero_rows
 from tfdp.gradients.forward import Forward, losses_of_outputs
 from tfdp.gradients.vectorizing import vectorized_map
 from tfdp.layers.lot_statistics import present_rows
@@ -40,7 +40,7 @@ def bounded_sum(
     present = tf.not_equal(sample_weight, 0.0)
     # A NaN in an absent row would reach all gradients, since 0 * NaN is NaN: a zero gradient at the
     # row's output does not stop it.
-    x = tf.nest.map_structure(lambda leaf: _zeroed(leaf, present), x)
+    x = zero_rows(x, present)
     values = [tf.convert_to_tensor(v) for v in forward.variables]
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(values)
@@ -56,7 +56,7 @@ def bounded_sum(
     gradients = tape.jacobian(objectives, values, unconnected_gradients="zero")
     lot = bounded(
         [
-            Instantiated(tf.reshape(g, [-1, *v.shape]))
+            Instantiated(tf.cast(tf.reshape(g, [-1, *v.shape]), tf.float32))
             for g, v in zip(gradients, forward.variables, strict=True)
         ],
         forward.variables,
@@ -69,17 +69,7 @@ def bounded_sum(
         state=state,
     )
     moved = _relative_sensitivity(bound, sample_weight, microbatch_size)
-    return dataclasses.replace(
-        lot, sensitivity=moved * bound.l2_norm_clip, relative_sensitivity=moved
-    )
-
-
-bounded_sum.needs_whole_lots = True  # physical batches would have statistics of their own
-
-
-def _zeroed(leaf, present):
-    keep = tf.reshape(present, [-1] + [1] * (leaf.shape.rank - 1))
-    return tf.where(keep, leaf, tf.zeros([], leaf.dtype))
+    return dataclasses.replace(lot, relative_sensitivity=moved)
 
 
 def _relative_sensitivity(bound, sample_weight, microbatch_size):

@@ -73,7 +73,7 @@ def _keras_activations(cell):
 def _unrolled(layer):
     """Returns the unrolled `inner_loop` of a recurrent layer.
 
-    A sequence and its mask are turned round before the loop. Keras' own unrolled loop would turn the
+    A sequence and its mask are reversed before the loop. Keras' own unrolled loop would turn the
     sequence round, but not the mask with which it hides outputs (`zero_output_for_mask`).
     """
 
@@ -85,14 +85,14 @@ def _unrolled(layer):
                 "traced: pad them all to one length, or use engine='loop'."
             )
         if layer.go_backwards:
-            sequences, mask = _turned_round(sequences), _turned_round(mask)
+            sequences, mask = _reversed(sequences), _reversed(mask)
         with replaced(layer, unroll=True, go_backwards=False):
             return type(layer).inner_loop(layer, sequences, initial_state, mask, training)
 
     return inner_loop
 
 
-def _turned_round(sequences):
+def _reversed(sequences):
     if sequences is None:
         return None
     return tf.nest.map_structure(lambda sequence: tf.reverse(sequence, [1]), sequences)
@@ -105,7 +105,7 @@ def _looped(layer, values):
         mask = None if mask is None else tf.cast(keras.tree.flatten(mask)[0], tf.bool)
         given = sequences, mask
         if layer.go_backwards:
-            sequences, mask = _turned_round(sequences), _turned_round(mask)
+            sequences, mask = _reversed(sequences), _reversed(mask)
         try:
             step = gated_step(layer.cell, values, sequences, training) or TracedStep(
                 layer.cell, values, sequences, initial_state, training
@@ -159,11 +159,11 @@ class _Loop:
     def run(self, initial_state):
         """Returns (shown state after each step [rows, steps, ...], structure of the last states)."""
         step, states = self._step, tf.nest.flatten(initial_state)
-        same = [*self._masks, *step.same]
-        found, kept = self._at_once(self._forward, [step.prepared, same, states])
+        given = [step.prepared, self._masks, step.same]
+        found, kept = self._at_once(self._forward, [*given, states])
 
         def backward(d_shown, *d_last):
-            parts = [step.prepared, same, [d_shown], d_last]
+            parts = [*given, [d_shown], d_last]
             return self._at_once(self._backward, parts, kept)[0]
 
         arguments = [*step.prepared, *states, *self._taps()]
@@ -198,10 +198,9 @@ class _Loop:
             declare(value, Use(found, [], functools.partial(_over_steps, form)))
         return [taps[id(tensor)] for tensor in self._passed]
 
-    def _forward(self, sequences, same, states, shared, _):
+    def _forward(self, sequences, masks, same, states, shared, _):
         """Returns ([shown states, *last states], lists of the states before each step and others)."""
         step, fixed = self._step, self._step.fixed(shared)
-        masks, same = same[: len(self._masks)], same[len(self._masks) :]
         sequences, masks = [*map(_steps_first, sequences)], [*map(_steps_first, masks)]
         steps = _length(sequences)
 
@@ -228,10 +227,9 @@ class _Loop:
         )
         return [_steps_first(shown.stack()), *last], [array.flow for array in (*before, *kept)]
 
-    def _backward(self, sequences, same, d_shown, d_last, shared, kept):
+    def _backward(self, sequences, masks, same, d_shown, d_last, shared, kept):
         """Returns ([gradients at `sequences` and at the first states, what is passed on], [])."""
         step, fixed = self._step, self._step.fixed(shared)
-        masks, same = same[: len(self._masks)], same[len(self._masks) :]
         sequences, masks = [*map(_steps_first, sequences)], [*map(_steps_first, masks)]
         (d_shown,) = map(_steps_first, d_shown)
         steps = _length(sequences)

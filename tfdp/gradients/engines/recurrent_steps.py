@@ -6,6 +6,7 @@ does the rest. Of each operation there in which a weight meets the data (`uses`)
 operation was given and the gradient at its output: the factors of the weight's gradient.
 """
 
+import abc
 import contextlib
 
 import keras
@@ -23,7 +24,7 @@ class NoStep(Exception):
     """A step cannot be taken apart, or a weight meets its data where the gradient has no factors."""
 
 
-class RecurrentStep:
+class RecurrentStep(abc.ABC):
     """What `recurrent_loops` knows of a step.
 
     Attributes:
@@ -41,10 +42,11 @@ class RecurrentStep:
     same = kept = outside = ()
     shown = 0
 
+    @abc.abstractmethod
     def fixed(self, shared):
         """Returns what all steps make of the weights alone."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def forward(self, now, same, states, fixed):
         """Computes one step.
 
@@ -56,8 +58,8 @@ class RecurrentStep:
         Returns:
             (new states, tensors to keep).
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def backward(self, now, same, states, kept, fixed, d_new):
         """Computes the gradients of one step.
 
@@ -69,7 +71,6 @@ class RecurrentStep:
         Returns:
             (gradients at `now`, gradients at `states`, what is passed on).
         """
-        raise NotImplementedError
 
 
 class TracedStep(RecurrentStep):
