@@ -8,6 +8,7 @@ import contextlib
 import io
 
 import keras
+import tensorflow as tf
 
 from tfdp._compat.versions import borrowing
 
@@ -198,6 +199,38 @@ def compute_loss_as_keras(model, x, y, y_pred, sample_weight):
     """
     call = model._compute_loss
     return call(x, y, y_pred, sample_weight=sample_weight, training=True)
+
+
+@contextlib.contextmanager
+def without_penalties():
+    """Context in which `losses` of layers leave out the penalties of weight regularizers.
+
+    It replaces `Layer._get_regularization_losses`, and yields a list that is not empty once somebody
+    has asked for them.
+    """
+    asked = []
+
+    def none(layer):
+        asked.append(layer)
+        return []
+
+    before = keras.layers.Layer._get_regularization_losses
+    keras.layers.Layer._get_regularization_losses = none
+    try:
+        yield asked
+    finally:
+        keras.layers.Layer._get_regularization_losses = before
+
+
+@contextlib.contextmanager
+def without_recomputation():
+    """Context in which Keras' rematerialization and `tf.recompute_grad` do nothing.
+
+    They give no gradient to what a function reads besides its arguments, unless it is a variable, and
+    in a pass the weights are values.
+    """
+    with replaced(tf, recompute_grad=lambda function: function):
+        yield
 
 
 @contextlib.contextmanager

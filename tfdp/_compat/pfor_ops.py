@@ -50,7 +50,10 @@ def add_rules(rules: dict) -> None:
         inputs = []
         for index in range(pfor_input.num_inputs):
             if index in with_batch:
-                inputs.append(merged(pfor_input.stacked_input(index)))
+                given, first = pfor_input.stacked_input(index), pfor_input.stacked_input(0)
+                if given.shape[1] == 1 != first.shape[1]:  # one transform for all images of a row
+                    given = tf.repeat(given, tf.shape(first)[1], axis=1)
+                inputs.append(merged(given))
             else:
                 inputs.append(pfor_input.unstacked_input(index))
         if into_shape:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdp._compat.versions import borrowing
 
 with borrowing("a name of tensorflow.python"):
+    from tensorflow.python import pywrap_tfe as tf_tapes
     from tensorflow.python.ops import control_flow_util
 
 
@@ -80,6 +81,20 @@ def iterator_of(spec: tf.TypeSpec, resource: tf.Tensor) -> tf.data.Iterator:
     return tf.nest.pack_sequence_as(spec, [resource], expand_composites=True)
 
 
+@contextlib.contextmanager
+def outside_of_graphs():
+    """As `tf.init_scope`, in which tapes do not record; here they do, as models may have some."""
+    stopped = tf_tapes.TFE_Py_TapeSetIsStopped()
+    with tf.init_scope():
+        if not stopped:
+            tf_tapes.TFE_Py_TapeSetRestartOnThread()
+        try:
+            yield
+        finally:
+            if not stopped:
+                tf_tapes.TFE_Py_TapeSetStopOnThread()
+
+
 # -- graphs ------------------------------------------------------------------------------------------
 
 
@@ -90,6 +105,16 @@ def concrete_function(function, *specs):
     (`_get_concrete_function_garbage_collected`).
     """
     return function._get_concrete_function_garbage_collected(*specs)
+
+
+def is_custom_gradient(operation) -> bool:
+    """Whether an operation ends a `tf.custom_gradient`; its inputs are results, then arguments."""
+    if operation.type != "IdentityN":
+        return False
+    try:
+        return operation.get_attr("_gradient_op_type").startswith(b"CustomGradient-")
+    except ValueError:
+        return False
 
 
 def with_gradient(results: list, arguments: list, backward) -> list:

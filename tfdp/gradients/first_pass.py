@@ -16,7 +16,13 @@ import tensorflow as tf
 from absl import logging
 
 from tfdp._compat.keras import compiled_loss, forget_losses, layers_of
-from tfdp._compat.tensorflow import captured, concrete_function, variable_name
+from tfdp._compat.tensorflow import (
+    captured,
+    concrete_function,
+    is_custom_gradient,
+    outside_of_graphs,
+    variable_name,
+)
 from tfdp.gradients.forward import refusal_of_state
 from tfdp.gradients.mixed_rows import ROWS, refuse_mixed_rows
 from tfdp.gradients.targets import apart
@@ -69,7 +75,7 @@ def examine(forward, x, y) -> Pass:
     kind = (apart(y)[1] is None, tf.nest.map_structure(_kind, (x, y)))
     known = vars(model).get("_tfdp_examined")
     if known is None or not known.is_of(parts, kind):
-        with tf.init_scope():
+        with outside_of_graphs():
             found = _examined(forward, *tf.nest.map_structure(_few_rows, (x, y)))
         # Past Keras' attribute tracking, and no container, whose layers Keras would save once more.
         known = vars(model)["_tfdp_examined"] = _Known(parts, kind, found)
@@ -117,6 +123,7 @@ def _examined(forward, x, y):
     counters = _counters(forward, traced)
     if forward.variables:
         _refuse_without_effect(forward, traced)
+        _refuse_in_custom_gradients(forward, traced)
         forward.permit(counters)
         refuse_mixed_rows(forward, concrete, x, y, traced["outputs"])
     return Pass(
@@ -186,9 +193,9 @@ def _counters(forward, traced):
     return tuple(v for v, new in found if new is not None and not forward.is_random(v))
 
 
-def _sources_of(tensor, differentiable=False):
-    """References to all tensors of a graph that `tensor` is computed from."""
-    waiting, seen = [tensor], set()
+def _sources_of(*tensors, differentiable=False, known=()):
+    """References to all tensors of a graph that `tensors` are computed from, without `known`."""
+    waiting, seen = [*tensors], {*known}
     while waiting:
         tensor = waiting.pop()
         if tensor.ref() in seen:
@@ -245,6 +252,31 @@ def _refuse_without_effect(forward, traced):
         forward.model.name,
         shown,
     )
+
+
+def _refuse_in_custom_gradients(forward, traced):
+    """Raises ValueError if a custom gradient reads a trained weight that is no argument of it.
+
+    TensorFlow passes a gradient to such a weight only while it is a variable. In a pass it is a value.
+    """
+    for operation in traced["loss"].graph.get_operations():
+        if not is_custom_gradient(operation):
+            continue
+        pairs = [*zip(operation.inputs, operation.outputs, strict=True)]
+        # The function's arguments are among the inputs; nobody uses the outputs for them.
+        arguments = {given.ref() for given, output in pairs if not output.consumers()}
+        results = [given for given, output in pairs if output.consumers()]
+        sources = _sources_of(*results, differentiable=True, known=arguments) - arguments
+        pairs = zip(forward.variables, traced["values"], strict=True)
+        paths = [f"'{variable.path}'" for variable, value in pairs if value.ref() in sources]
+        if paths:
+            raise ValueError(
+                f"A function with a gradient of its own (tf.custom_gradient, tf.recompute_grad, "
+                f"keras.remat) in model '{forward.model.name}' reads the trained weights "
+                f"{', '.join(paths[:3])}, which are not among its arguments, so private training would "
+                "not find their gradients. Expected weights as arguments of the function. In place "
+                "of recomputation, physical_batch_size bounds the memory; keras.RematScope may stay."
+            )
 
 
 def _write_in(node, functions, seen):

@@ -14,6 +14,8 @@ from tfdp._compat.keras import (
     compute_loss_as_keras,
     forget_dropout_masks,
     losses_of_one_replica,
+    without_penalties,
+    without_recomputation,
 )
 from tfdp._compat.tensorflow import inlined_functions
 from tfdp.gradients.random_state import noise_states, seed_states
@@ -81,6 +83,8 @@ class Forward:
         row_bytes: about how many bytes of floats a pass computes for one row, which
             `first_pass.examine` finds out; None if that is unknown.
         metrics_before: `metric_values` before the last pass.
+        penalized: whether the loss asks for the penalties of weight regularizers, as `loss` found out;
+            a `compute_loss` of one's own need not.
 
     Raises:
         ValueError: the model has no trainable variable.
@@ -103,6 +107,7 @@ class Forward:
         self._per_lot = {id(v) for v in noise_states(model)} - self._per_example
         self._permitted = frozenset()
         self.row_bytes: int | None = None
+        self.penalized = False
 
     def state(self, chunk=0) -> list:
         """Returns the values of the non-trainable variables with which chunk number `chunk` starts."""
@@ -155,7 +160,7 @@ class Forward:
             # Otherwise Keras silently drops activity penalties and losses from add_loss.
             scope.collect_losses = True
             try:
-                with inlined_functions():
+                with inlined_functions(), without_recomputation():
                     y_pred = self.model(with_none(x), training=True)
             except Exception:
                 forget_dropout_masks(self.model)  # the next pass may succeed
@@ -174,22 +179,27 @@ class Forward:
     def loss(self, scope, x, y, y_pred):
         """Returns the loss of the examples in a batch, as `model.compute_loss` reduces it.
 
-        The penalties of weight regularizers are subtracted: they do not depend on data, and their
-        gradient (`regularization`) is added after the noise. The weights of `WeightedTargets` go to
-        `compute_loss`; factors for whole rows are applied by the caller.
+        The penalties of weight regularizers are left out: they do not depend on data, and their
+        gradient (`regularization`) is added after the noise, if the loss asks for them. The weights
+        of `WeightedTargets` go to `compute_loss`; factors for whole rows are applied by the caller.
         """
         y, sample_weight = apart(y)
-        with scope, losses_of_one_replica(), inlined_functions():
+        with (
+            scope,
+            losses_of_one_replica(),
+            inlined_functions(),
+            without_recomputation(),
+            without_penalties() as asked,
+        ):
             loss = compute_loss_as_keras(
                 self.model, with_none(x), with_none(y), y_pred, sample_weight
             )
-            for penalty in self._penalties(map(scope.get_current_value, self.variables)):
-                loss -= tf.cast(penalty, loss.dtype)
+        self.penalized = bool(asked)
         return tf.cast(loss, tf.float32)
 
     def regularization(self):
         """Returns the gradients of the weight regularizers, with None where a variable has none."""
-        if not any(v.regularizer is not None for v in self.variables):
+        if not self._penalties(self.variables):
             return [None] * len(self.variables)
         values = [tf.convert_to_tensor(v) for v in self.variables]
         tape = tf.GradientTape(watch_accessed_variables=False)
@@ -204,6 +214,8 @@ class Forward:
         return tf.add_n([tf.zeros([])] + [tf.cast(p, tf.float32) for p in penalties])
 
     def _penalties(self, values):
+        if not self.penalized:
+            return []
         pairs = zip(self.variables, values, strict=True)
         return [v.regularizer(value) for v, value in pairs if v.regularizer is not None]
 

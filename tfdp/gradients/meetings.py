@@ -61,7 +61,7 @@ def _entrywise(operation, place):
     shape = list(operation.inputs[place].shape)
     if None in (tensor.shape.rank for tensor in (*operation.inputs, output)):
         return None
-    if kind == "BiasAdd" and not _is_channels_last(operation):
+    if kind == "BiasAdd" and place == 1 and not _is_channels_last(operation):
         shape += [1] * (output.shape.rank - 2)
     sign = -1.0 if kind == "Sub" and place == 1 else 1.0
     saved = [operation.inputs[1 - place]] if kind == "Mul" else []

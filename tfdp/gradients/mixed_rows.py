@@ -186,7 +186,9 @@ def _names_of_losses(model) -> list[str]:
     compiled = compiled_loss(model)
     if compiled is None or not compiled.built:
         return []
-    return [each[1].name for each in flat_losses(compiled)]
+    # Made-up labels are 0 and 1. Ignoring one of them would make the loss a mean over fewer labels.
+    compared = (each[1] for each in flat_losses(compiled))
+    return [one.name for one in compared if getattr(one, "ignore_class", None) not in (0, 1)]
 
 
 _CHOICES = ((0, 0), (0, 1), (1, 0), (1, 1))

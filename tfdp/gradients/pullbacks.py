@@ -56,6 +56,8 @@ def _parts(operation, place):
     numbers = np.arange(math.prod(shape)).reshape(shape)
     pullbacks = []
     for taken in _taken(operation, place, numbers):
+        if not taken.size:
+            return None
         places = np.stack(np.unravel_index(taken.reshape(-1), shape), axis=1)
         begin, end = places.min(axis=0), places.max(axis=0) + 1
         box = numbers[tuple(slice(a, b) for a, b in zip(begin, end, strict=True))]

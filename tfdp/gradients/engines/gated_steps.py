@@ -23,6 +23,9 @@ def gated_step(cell, values: dict, sequences, training):
     usual = cell.activation is keras.activations.tanh
     usual &= cell.recurrent_activation is keras.activations.sigmoid
     usual &= not (training and (cell.dropout or cell.recurrent_dropout))
+    weights = (cell.kernel, cell.recurrent_kernel, cell.bias)
+    # A wrapper may put what it computes from a weight in the weight's place.
+    usual &= all(isinstance(weight, keras.Variable) for weight in weights if weight is not None)
     if not usual or sequences.dtype != cell.compute_dtype:
         return None
     if type(cell) is keras.layers.GRUCell:
@@ -109,7 +112,8 @@ class GRUStep(RecurrentStep):
         product = tf.TensorSpec([None, 3 * cell.units], dtype)
         self.kept = [state] * 4
         self.uses = []
-        if id(cell.recurrent_kernel) in values:
+        self._is_kernel_used = id(cell.recurrent_kernel) in values
+        if self._is_kernel_used:
             self.uses.append((self.shared[0], [product], [state], _of_products))
         if id(cell.bias) in values:
             self.uses.append((bias[1], [product], [], _of_bias))
@@ -140,7 +144,7 @@ class GRUStep(RecurrentStep):
         at_gates = tf.concat([at_update, at_reset, at_candidate], axis=1)
         at_product = tf.concat([at_update, at_reset, at_candidate * reset], axis=1)
         d_state = d_new * update + tf.matmul(at_product, fixed[0], transpose_b=True)
-        passed = [at_product, state] if self.uses else []
+        passed = [at_product, state][: 2 if self._is_kernel_used else len(self.uses)]
         return [at_gates], [d_state], passed
 
 

@@ -24,7 +24,7 @@ from tfdp.gradients.engines import alone
 from tfdp.gradients.engines.lookups import lookups_at_once
 from tfdp.gradients.engines.public_moments import known_moments, public_moments
 from tfdp.gradients.engines.recurrent_loops import vectorizable_loops
-from tfdp.gradients.forward import Forward, has_own_compute_loss
+from tfdp.gradients.forward import Forward
 from tfdp.gradients.sums import added
 from tfdp.gradients.uses import Use, declaring, uses_of, whole
 from tfdp.gradients.vectorizing import layer_of_operation
@@ -66,7 +66,6 @@ def per_example_gradients(
                 known_moments(public, forward.variables, reads),
             ):
                 y_pred, scope, new_state = forward.outputs(reads, state, x)
-            _forget_penalties(forward, scope, values)
             loss = forward.loss(scope, x, y, y_pred)
             weighted = loss * weight
             of_rows = Dependence()
@@ -130,18 +129,6 @@ def _warn_of_large(forward, reasons):
             f"model '{forward.model.name}'" if layer is None else f"layer '{layer.name}'",
             why.type,
         )
-
-
-def _forget_penalties(forward, scope, values):
-    """Lets the loss read penalized weights from elsewhere.
-
-    `Forward.loss` subtracts the penalties again. Otherwise they would be one more use of the weight.
-    """
-    if has_own_compute_loss(forward.model):
-        return
-    for variable, value in zip(forward.variables, values, strict=True):
-        if variable.regularizer is not None:
-            scope.add_update((variable, value))
 
 
 def _in_sequence(tensors):
