@@ -9,6 +9,7 @@ from tfdp._compat import pfor_repairs
 DRAW = np.random.default_rng(0)
 IMAGES = DRAW.uniform(size=(3, 2, 5, 6, 3)).astype("float32")
 VOLUMES = DRAW.normal(size=(3, 2, 3, 4, 2, 4)).astype("float32")
+SQUARES = DRAW.normal(size=(3, 2, 3, 3)).astype("float32")
 DEPTHWISE = tf.constant(DRAW.normal(size=(2, 2, 3, 2)), tf.float32)
 STARTS = np.array([0, 3, 1], "int32")
 PLACES = np.array([[0, 4, 1], [2, 2, 3], [1, 0, 4]])
@@ -71,6 +72,24 @@ FUNCTIONS = {
         PLACES,
     ),
     "counts": (counts, IMAGES),
+    "one transform for all images": (
+        with_gradient(transform),
+        IMAGES,
+        DRAW.normal(size=(3, 1, 8)).astype("float32"),
+    ),
+    "reflection": (
+        with_gradient(lambda x: tf.pad(x, [[0, 0], [1, 2], [2, 1], [0, 0]], "REFLECT")),
+        IMAGES,
+    ),
+    "patches of images": (
+        with_gradient(
+            lambda x: tf.image.extract_patches(x, [1, 2, 3, 1], [1, 2, 1, 1], [1, 1, 1, 1], "VALID")
+        ),
+        IMAGES,
+    ),
+    "half of the squares": (with_gradient(tf.nn.l2_loss), IMAGES),
+    "determinants": (with_gradient(tf.linalg.det), SQUARES),
+    "triangular factors": (with_gradient(lambda x: tf.linalg.qr(x)[1]), SQUARES),
 }
 
 

@@ -14,6 +14,7 @@ from tfdp._compat.pfor_indices import all_of_row, poisoned
 
 # For each operation the inputs with a batch axis. All other inputs are the same for all examples.
 _MERGED = {
+    "ExtractImagePatches": [0],
     "ImageProjectiveTransformV3": [0, 1],
     "ResizeArea": [0],
     "ResizeBicubic": [0],
@@ -30,8 +31,8 @@ _MERGED_IF_SHARED = {"DepthwiseConv2dNative": [0]}
 # Here input 0 is the shape of the result, batch included.
 _MERGED_INTO_SHAPE_IF_SHARED = {"DepthwiseConv2dNativeBackpropInput": [2]}
 _FILTER = 1
-# Operations on the last axis, for any number of axes.
-_LAST_AXIS = ("Bitcast", "HSVToRGB", "RGBToHSV")
+# Operations on the last axis, or the last two, for any number of axes.
+_LAST_AXES = ("Bitcast", "HSVToRGB", "MatrixDeterminant", "Qr", "RGBToHSV")
 # Operations whose axes before the last two are broadcast; quantized layers use this one.
 _BROADCAST = ("BatchMatMulV3",)
 _LOOPS = ("DenseBincount", "Range", "SparseCross", "SparseToDense")
@@ -50,7 +51,7 @@ def add_rules(rules: dict) -> None:
         inputs = []
         for index in range(pfor_input.num_inputs):
             if index in with_batch:
-                given, first = pfor_input.stacked_input(index), pfor_input.stacked_input(0)
+                given, first = (pfor_input.stacked_input(i) for i in (index, with_batch[0]))
                 if given.shape[1] == 1 != first.shape[1]:  # one transform for all images of a row
                     given = tf.repeat(given, tf.shape(first)[1], axis=1)
                 inputs.append(merged(given))
@@ -67,8 +68,18 @@ def add_rules(rules: dict) -> None:
             return own[name](pfor_input)
         return on_merged(with_batch, pfor_input, into_shape)
 
-    def on_last_axis(pfor_input):
+    def on_last_axes(pfor_input):
         return [wrap(output, True) for output in created(pfor_input, [pfor_input.stacked_input(0)])]
+
+    def mirrored(pfor_input):
+        margins = pfor_input.unstacked_input(1)
+        margins = tf.concat([tf.zeros([1, 2], margins.dtype), margins], 0)
+        return wrap(created(pfor_input, [pfor_input.stacked_input(0), margins])[0], True)
+
+    def half_of_squares(pfor_input):
+        values = pfor_input.stacked_input(0)
+        axes = tf.range(1, tf.rank(values))
+        return wrap(tf.reduce_sum(values * values, axes) / tf.constant(2, values.dtype), True)
 
     def broadcast(pfor_input):
         pfor_input.expanddim_inputs_for_broadcast()
@@ -114,9 +125,12 @@ def add_rules(rules: dict) -> None:
         rules[name] = partial(merged_if_shared, name, with_batch, False)
     for name, with_batch in _MERGED_INTO_SHAPE_IF_SHARED.items():
         rules[name] = partial(merged_if_shared, name, with_batch, True)
-    for name in _LAST_AXIS:
-        rules.setdefault(name, on_last_axis)
+    for name in _LAST_AXES:
+        rules.setdefault(name, on_last_axes)
     rules.setdefault("ScatterNd", scattered)
+    rules.setdefault("MirrorPad", mirrored)
+    rules.setdefault("MirrorPadGrad", mirrored)
+    rules.setdefault("L2Loss", half_of_squares)
     for name in _BROADCAST:
         rules.setdefault(name, broadcast)
     for name in _LOOPS:
