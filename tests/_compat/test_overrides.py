@@ -58,6 +58,7 @@ OVERRIDDEN = {
 }
 # Methods that tfdp replaces on single layers while it traces a pass, in the same form.
 REPLACED = {
+    "keras.layers.Layer": {"_get_regularization_losses": ()},
     "keras.layers.RNN": {"inner_loop": ("sequences", "initial_state", "mask", "training")},
     "keras.layers.SimpleRNN": {"inner_loop": ("sequences", "initial_state", "mask", "training")},
     "keras.layers.LSTM": {"inner_loop": ("sequences", "initial_state", "mask", "training")},
