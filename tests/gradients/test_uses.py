@@ -179,12 +179,24 @@ def test_a_convolution_of_groups_is_no_unknown_operation():
     def unknown(x):
         reads = [tf.identity(v) for v in forward.variables]
         forward.outputs(reads, forward.state(), x)
-        found.extend(uses_of(read, Dependence())[1] for read in reads)
+        uses = [use for read in reads for use in uses_of(read, Dependence())]
+        found.extend(use.unknown for use in uses)
         return 0
 
     found = []
     unknown(tf.zeros([1, 4, 5, 4]))
     assert found == [None] * 4
+
+
+@pytest.mark.parametrize("large", [True, False])
+def test_a_large_weight_that_is_written_out_gives_a_warning(large, caplog):
+    width = 300 if large else 3
+    layer = Own(lambda x, w: ops.matmul(x, ops.exp(ops.transpose(w))), (width, width))
+    model = keras.Model(x := keras.Input((width,)), layer(x))
+    with caplog.at_level("WARNING"):
+        check_engines(model, engines=["ghost"], tolerance=1e-4)
+    told = [one.getMessage() for one in caplog.records if "written out" in one.getMessage()]
+    assert len(told) == large and all("operation Exp" in message for message in told)
 
 
 @pytest.mark.slow
@@ -228,7 +240,7 @@ def test_indices_that_wrap_around():
     def exist(indices):
         read = tf.identity(table)
         vectors = tf.gather(read, indices)
-        ((use,), _) = uses_of(read, lambda tensor: tensor is not read)
+        (use,) = uses_of(read, lambda tensor: tensor is not read)
         gradients = use.form(tf.ones_like(vectors)[tf.newaxis], indices[tf.newaxis])
         return tf.math.is_finite(gradients.square_norms())
 

@@ -1,11 +1,13 @@
 """The contract between engines, lots and optimizers: what an engine receives and returns.
 
 Formal guarantee of every engine: `BoundedSum.sums` moves by at most `BoundedSum.sensitivity` in L2
-norm when one example becomes a null example.
+norm when one example becomes a null example, which has weight zero and adds nothing.
 
 Except in the lotwise engine, which gives its own reason, this holds because `sums` is a sum of
 vectors, one for each example (microbatch) of the lot. Each vector depends on its example (microbatch)
-alone, and has L2 norm at most the bound's clip norm times sqrt(clip_groups).
+alone, and has L2 norm at most the bound's clip norm times sqrt(clip_groups). So an example that goes
+moves the sum by at most that; in a microbatch of several, the vector may move across its ball, by twice
+that. This is true of real numbers; `lot` makes room for the rounding of float32.
 """
 
 import dataclasses
@@ -25,8 +27,8 @@ class BoundedSum:
         sums: float32 tensors, one per trainable variable: the sum of the bounded gradients.
         norms: float32 [microbatches]: L2 norms of the gradients before bounding, 0 where no example is
             present with a finite gradient.
-        present: bool [microbatches]: whether some example of the microbatch is present, and the
-            square of its norm is a number.
+        present: bool [microbatches]: whether some example of the microbatch has a weight. For
+            microbatches of several, False too where the square of their mean's norm is no number.
         clipped: float32 [microbatches]: 1 where the bound shortened the gradient.
         non_finite: int32 scalar: number of examples that count zero because their gradient is not
             finite.

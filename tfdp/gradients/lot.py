@@ -31,7 +31,7 @@ ENGINES = ("auto", "ghost", "vectorized", "loop")
 def choose_engine(name: str, model) -> Engine:
     """Returns the engine of the given name.
 
-    For a model with statistics='batch', that is the lotwise engine, which "ghost" does not allow.
+    A model with statistics='batch' always gets the lotwise engine, and none if "ghost" is asked for.
 
     Args:
         name: "auto" or "ghost"; "vectorized" (the exact engine) or "loop".

@@ -1,7 +1,8 @@
 """Operations in which a weight meets the data of a row, and whose gradients have factors.
 
 Everything here is about tensors [rows, *shape in the pass of one row]: what the operation was given
-besides the weight, and the gradient at its output.
+besides the weight, and the gradient at its output. A row passes as a batch of one, so the shape mostly
+begins with a one: the single position of a Dense layer, the single image of a convolution.
 """
 
 import math
@@ -141,7 +142,9 @@ def _sum_of_products(data, at_output, weight, seen, output, sizes, shape) -> Per
     at_output, output = _summed(at_output, output, [*sizes, *seen])
     into = [a for a in sizes if a not in output]
     out = [a for a in sizes if a not in seen]
-    if len(into) + len(out) < len(sizes) or not (into and out):  # a stack of separate weights
+    if len(into) + len(out) < len(sizes) or not (
+        into and out
+    ):  # no product of two sides: a stack of weights, or a vector
         rows = next(c for c in string.ascii_letters if c not in seen + output)
         equation = f"{rows}{seen},{rows}{output}->{rows}{''.join(sizes)}"
         return Instantiated(tf.einsum(equation, data, at_output), Arranged(shape))

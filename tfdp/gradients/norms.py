@@ -19,8 +19,8 @@ _MOST_INSTANTIATED = 32 * 2**20
 # float32 rounding could understate a norm, and the gradient would exceed the clip norm. So a squared
 # norm below this fraction is raised to it.
 CANCELLATION = 1e-4
-# Added to the squared norm of a factor that was not divided by its largest entry first. It is more
-# than float32 arithmetic loses where squares vanish, and negligible beside other squared norms.
+# Added to the squared norm of every factor. It is more than float32 arithmetic loses where squares
+# vanish, and negligible beside other squared norms.
 VANISHING = 1e-24
 
 

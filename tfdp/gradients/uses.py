@@ -6,6 +6,15 @@ is a sum of outer products, or of vectors at looked-up rows, and its factors are
 input and the gradient at its output (`meetings`). On the way, a weight may be cast, reshaped, scaled or
 multiplied by other weights (LoRA), which the factors follow (`pullbacks`). Where a weight meets the
 data in any other operation, its gradient is written out for each row.
+
+This is exact by the chain rule: the gradient of a weight is the sum, over the operations that read it,
+of the gradient at the operation's output, pulled back to the weight. `uses_of` goes through every
+operation that reads it. One that no rule knows costs memory, but no term of the sum.
+
+A new rule belongs into `meetings.meeting` if a weight meets the data there, and into
+`pullbacks.pullbacks_of` if the operation is linear in weights alone. Return None when in doubt. What
+the graph does not show, such as the loops of recurrent layers and the public examples of
+normalizations, `declare`s its uses.
 """
 
 import contextlib
@@ -20,7 +29,7 @@ from tfdp.gradients.factors import Instantiated, PerExampleGradient
 from tfdp.gradients.meetings import ENTRYWISE, PRODUCTS, meeting
 from tfdp.gradients.pullbacks import pullbacks_of
 
-# What these return does not depend on the values of a weight.
+# No gradient reaches a weight through these.
 _WITHOUT_VALUES = {"Shape", "StopGradient", "ZerosLike", "OnesLike", "Rank", "Size"}
 
 
@@ -35,38 +44,36 @@ class Use:
             to the `PerExampleGradient` of the weight.
         written_out: whether the weight met the data entry by entry, or in an unknown way, so that its
             gradient has no factors.
+        unknown: the operation of unknown kind for which the gradient is written out, or None.
     """
 
     sources: list
     saved: list
     form: Callable[..., PerExampleGradient]
     written_out: bool = False
+    unknown: tf.Operation | None = None
 
 
-def whole(read: tf.Tensor, of_rows: Callable) -> list[Use]:
+def whole(read: tf.Tensor, of_rows: Callable, unknown: tf.Operation | None = None) -> list[Use]:
     """Returns all uses of a weight that the graph shows as one, whose gradient is written out.
 
     Args:
         read, of_rows: as in `uses_of`.
+        unknown: as in `Use`.
     """
-    return [*_all_declared(read, of_rows), Use([read], [], _whole, written_out=True)]
+    return [*_all_declared(read, of_rows), Use([read], [], _whole, True, unknown)]
 
 
 def _whole(at_weight):
     return Instantiated(tf.cast(at_weight, tf.float32))
 
 
-def uses_of(read: tf.Tensor, of_rows: Callable) -> tuple[list[Use], tf.Operation | None]:
-    """Returns the uses of a weight.
+def uses_of(read: tf.Tensor, of_rows: Callable) -> list[Use]:
+    """Returns the uses of a weight, or `whole` if an operation with it is of unknown kind.
 
     Args:
         read: the weight as the pass read it, in a graph that shows the pass to its end.
         of_rows: whether a tensor depends on the row; see `dependence.Dependence`.
-
-    Returns:
-        (uses, None), or (`whole` for the weight, an operation whose gradient is not known to have
-        factors). What is made of the weight before it meets the data may be written out in the first
-        case, too.
     """
     uses = [*_declared(read)]
     for operation in dict.fromkeys(read.consumers()):
@@ -74,9 +81,9 @@ def uses_of(read: tf.Tensor, of_rows: Callable) -> tuple[list[Use], tf.Operation
             continue
         found = _uses_in(operation, read, of_rows)
         if found is None:
-            return whole(read, of_rows), operation
+            return whole(read, of_rows, operation)
         uses += found
-    return uses, None
+    return uses
 
 
 def _is_empty(operation):
@@ -95,9 +102,9 @@ def _uses_in(operation, tensor, of_rows):
     if pullbacks is not None:
         uses = []
         for pullback, output in zip(pullbacks, operation.outputs, strict=True):
-            found, _ = uses_of(output, of_rows)
-            uses += [_after(use, pullback) for use in found]
-        # A product with something public has factors itself, which are better than none later.
+            uses += [_after(use, pullback) for use in uses_of(output, of_rows)]
+        # A product with what no row changes is a sum of outer products itself. That is better than
+        # what a later operation writes out.
         if operation.type not in PRODUCTS or not any(use.written_out for use in uses):
             return uses
     met = meeting(operation, place) or _meeting_in_call(operation, place)

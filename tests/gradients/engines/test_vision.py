@@ -71,7 +71,8 @@ def unknown_operations(model):
             reads = [tf.identity(variable) for variable in forward.variables]
             outputs, scope, _ = forward.outputs(reads, forward.state(), x)
             forward.loss(scope, x, y, outputs)
-            found.extend(uses_of(read, Dependence())[1] for read in reads)
+            uses = [use for read in reads for use in uses_of(read, Dependence())]
+            found.extend(use.unknown for use in uses)
         return outputs
 
     row()

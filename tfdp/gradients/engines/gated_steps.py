@@ -144,7 +144,9 @@ class GRUStep(RecurrentStep):
         at_gates = tf.concat([at_update, at_reset, at_candidate], axis=1)
         at_product = tf.concat([at_update, at_reset, at_candidate * reset], axis=1)
         d_state = d_new * update + tf.matmul(at_product, fixed[0], transpose_b=True)
-        passed = [at_product, state][: 2 if self._is_kernel_used else len(self.uses)]
+        passed = [at_product] if self.uses else []
+        if self._is_kernel_used:
+            passed.append(state)
         return [at_gates], [d_state], passed
 
 

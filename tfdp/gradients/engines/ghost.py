@@ -2,11 +2,11 @@
 
 `tf.vectorized_map` runs the model on each row as a batch of one, so nothing that the model does can mix
 rows. The graph of that pass shows in which operations each weight meets the data (`uses`). The one
-backward pass stops at their outputs. What it finds there and what the operations were given are the
-factors of the per-example gradients, so that norms and sums need no gradient of every weight and row
-(Goodfellow 2015; Li et al. 2022, "ghost clipping"; Bu et al. 2023, "book-keeping"). A weight that meets
-the data in another way has its gradient written out for each row; so has every weight if
-`factors=False`.
+backward pass takes the gradients at their outputs, and none at the weights. These gradients and what
+the operations were given are the factors of the per-example gradients, so that norms and sums need no
+gradient of every weight and row (Goodfellow 2015; Li et al. 2022, "ghost clipping"; Bu et al. 2023,
+"book-keeping"). A weight that meets the data in another way has its gradient written out for each row;
+so has every weight if `factors=False`.
 """
 
 import functools
@@ -70,9 +70,8 @@ def per_example_gradients(
             weighted = loss * weight
             of_rows = Dependence()
             if factors:
-                found = [uses_of(read, of_rows) for read in reads]
-                uses[:] = [each for each, _ in found]
-                _warn_of_large(forward, [why for _, why in found])
+                uses[:] = [uses_of(read, of_rows) for read in reads]
+                _warn_of_large(forward, uses)
             else:
                 uses[:] = [whole(read, of_rows) for read in reads]
         flat = [use for each in uses for use in each]
@@ -103,17 +102,17 @@ def per_example_gradients(
     return (gradients, *others)
 
 
-def _warn_of_large(forward, reasons):
+def _warn_of_large(forward, uses):
     """Warns, once for each model, of large weights that an operation of unknown kind uses.
 
     Their gradients are written out for every row. So are those of weights that every row uses entry by
     entry, such as position embeddings; that is no surprise, and no warning.
     """
-    large = [
-        (variable, why)
-        for variable, why in zip(forward.variables, reasons, strict=True)
-        if why is not None and math.prod(variable.shape) > _LARGE
-    ]
+    large = []
+    for variable, own in zip(forward.variables, uses, strict=True):
+        unknown = [use.unknown for use in own if use.unknown is not None]
+        if unknown and math.prod(variable.shape) > _LARGE:
+            large.append((variable, unknown[0]))
     if not large or forward.model in _TOLD:
         return
     _TOLD.add(forward.model)

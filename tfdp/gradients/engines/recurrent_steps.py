@@ -113,8 +113,8 @@ class TracedStep(RecurrentStep):
         of_rows = Dependence(self._weights)
         self.uses = []
         for value, weight in zip(self.shared, self._weights[: len(trained)], strict=False):
-            found, why = uses_of(weight, of_rows)
-            if why is not None:
+            found = uses_of(weight, of_rows)
+            if any(use.unknown is not None for use in found):
                 raise NoStep
             # Uses before the loop are among the operations of the pass.
             found = [use for use in found if any(source.op in late for source in use.sources)]
