@@ -83,7 +83,7 @@ class Forward:
         row_bytes: about how many bytes of floats a pass computes for one row, which
             `first_pass.examine` finds out; None if that is unknown.
         metrics_before: `metric_values` before the last pass.
-        penalized: whether the loss asks for the penalties of weight regularizers, as `loss` found out;
+        penalized: whether the loss asks for the penalties of weight regularizers, as `loss` finds out;
             a `compute_loss` of one's own need not.
 
     Raises:
@@ -107,7 +107,7 @@ class Forward:
         self._per_lot = {id(v) for v in noise_states(model)} - self._per_example
         self._permitted = frozenset()
         self.row_bytes: int | None = None
-        self.penalized = False
+        self.penalized = True
 
     def state(self, chunk=0) -> list:
         """Returns the values of the non-trainable variables with which chunk number `chunk` starts."""
