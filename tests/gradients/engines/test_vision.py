@@ -66,7 +66,7 @@ def unknown_operations(model):
     found = []
 
     @tf.function(autograph=False)
-    def row():
+    def row(x):  # an argument, so that it is known to depend on the row
         with declaring():
             reads = [tf.identity(variable) for variable in forward.variables]
             outputs, scope, _ = forward.outputs(reads, forward.state(), x)
@@ -75,7 +75,7 @@ def unknown_operations(model):
             found.extend(use.unknown for use in uses)
         return outputs
 
-    row()
+    row(x)
     return [operation.type for operation in found if operation is not None]
 
 
