@@ -111,10 +111,7 @@ def is_custom_gradient(operation) -> bool:
     """Whether an operation ends a `tf.custom_gradient`; its inputs are results, then arguments."""
     if operation.type != "IdentityN":
         return False
-    try:
-        return operation.get_attr("_gradient_op_type").startswith(b"CustomGradient-")
-    except ValueError:
-        return False
+    return operation.node_def.attr["_gradient_op_type"].s.startswith(b"CustomGradient-")
 
 
 def with_gradient(results: list, arguments: list, backward) -> list:

@@ -9,9 +9,9 @@ data in any other operation, its gradient is written out for each row.
 
 This is exact by the chain rule: the gradient of a weight is the sum, over the operations that read it,
 of the gradient at the operation's output, pulled back to the weight. `uses_of` goes through every
-operation that reads it. One that no rule knows costs memory, but no term of the sum.
+operation that reads it. If no rule knows one of them, the gradient takes more memory, and is the same.
 
-A new rule belongs into `meetings.meeting` if a weight meets the data there, and into
+A new rule belongs in `meetings.meeting` if a weight meets the data there, and in
 `pullbacks.pullbacks_of` if the operation is linear in weights alone. Return None when in doubt. What
 the graph does not show, such as the loops of recurrent layers and the public examples of
 normalizations, `declare`s its uses.

@@ -163,14 +163,16 @@ class NoiseSource:
         """
         if count <= _PIECE:
             return self._normal(high, 0, count, stddev)
-        size = -(-count // -(-count // _PIECE))  # pieces of one size, so that little is left over
-        size = -(-size // _NUMBERS_PER_BLOCK) * _NUMBERS_PER_BLOCK
-        pieces = tf.map_fn(
-            lambda piece: self._normal(high, piece * (size // _NUMBERS_PER_BLOCK), size, stddev),
-            tf.range(-(-count // size), dtype=tf.int64),
+        pieces = -(-count // _PIECE)
+        # All pieces have one size, a whole number of blocks, so that few numbers are left over.
+        blocks = -(-count // (pieces * _NUMBERS_PER_BLOCK))
+        size = blocks * _NUMBERS_PER_BLOCK
+        numbers = tf.map_fn(
+            lambda piece: self._normal(high, piece * blocks, size, stddev),
+            tf.range(pieces, dtype=tf.int64),
             fn_output_signature=tf.TensorSpec([size], tf.float32),
         )
-        return tf.reshape(pieces, [-1])
+        return tf.reshape(numbers, [-1])
 
     def _normal(self, high, block, count, stddev):
         """Makes `count` numbers N(0, stddev^2), with the counter beginning at (block, high).
