@@ -7,7 +7,7 @@ import scipy.stats
 import tensorflow as tf
 
 from tests.noise.assertions import assert_normal, assert_unrelated
-from tfdp.noise import NoiseSource
+from tfdp.noise import NoiseSource, gaussian
 from tfdp.noise.gaussian import from_words
 
 SHAPES = [(40, 50), (3000,), (1,)]
@@ -69,6 +69,15 @@ def test_large_draws_have_the_tails_of_a_gaussian_and_repeat_nothing():
         for side in (values > beyond, values < -beyond):
             expected = scipy.stats.norm.sf(beyond) * len(values)
             assert abs(side.sum() - expected) < 5 * np.sqrt(expected)
+
+
+@pytest.mark.parametrize("size", [700, 3 << 18])
+def test_a_gpu_draws_the_same_numbers_at_once(monkeypatch, size):
+    source = NoiseSource(seed=3)
+    (in_pieces,) = source.gaussians(0, 1.0, [(size,)])
+    monkeypatch.setattr(gaussian, "on_gpu", lambda: True)
+    (at_once,) = source.gaussians(0, 1.0, [(size,)])
+    np.testing.assert_allclose(at_once, in_pieces, rtol=1e-5, atol=1e-6)
 
 
 def test_rare_numbers_have_the_tails_of_a_gaussian():

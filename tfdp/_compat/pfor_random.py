@@ -107,11 +107,11 @@ def add_rules(rules: dict) -> None:
         rows = pfor_input.pfor.loop_len_vector[0]
         # Every row gets a key of its own, for operations that draw in a loop. That of the first row
         # is the key that this seed has for itself.
-        shifts = tf.cast(tf.range(rows), key.dtype) * tf.constant(_KEY_STRIDE, key.dtype)
-        return (
-            wrap(key + shifts[:, tf.newaxis], True),
-            wrap(tf.broadcast_to(counter, tf.stack([rows, 2])), True),
+        shifts = tf.cast(tf.range(rows), key.dtype)[:, tf.newaxis] * tf.constant(
+            _KEY_STRIDE, key.dtype
         )
+        # Not by tf.broadcast_to, which has no kernel for these numbers on a GPU.
+        return wrap(key + shifts, True), wrap(counter + tf.zeros_like(shifts), True)
 
     for name in _SAMPLERS:
         rules.setdefault(name, convert_sampler)
