@@ -41,6 +41,7 @@ PASSES = (
     (_FASTER, ("pytorch", "opacus_ghost"), SMALL),
     (_FASTER, ("keras_jax",), SMALL),
     (_FASTER, ("jax_privacy",), SMALL),
+    (_FASTER, ("tfdp_xla",), ("bilstm",)),
     (_FASTER, ("tfdp_vectorized_microbatches",), ("tutorial_cnn",)),
     (_FASTER, ("keras_tf", "tfdp"), BERT),
     ("mixed_bfloat16", ("keras_tf", "tfdp"), SMALL),
