@@ -43,22 +43,16 @@ class L2Clip:
         """
         return 1
 
-    def sensitivity(self, microbatch_size: int = 1) -> float:
+    def relative_sensitivity(self, microbatch_size: int = 1) -> float:
         """Returns the largest L2 distance by which the sum moves if an example becomes a null example.
 
-        The example's own clipped gradient disappears, which moves the sum by at most C. With a clipped
-        *mean* of several examples, changing one example may move the mean from any point of the C-ball
-        to any other, by at most 2C. Both are multiplied by sqrt(clip_groups).
+        It is in units of the clip norm, which may be known only while a step runs. The example's own
+        clipped gradient disappears, which moves the sum by at most 1. With a clipped *mean* of several
+        examples, changing one example may move the mean from any point of the ball to any other, by at
+        most 2. Both are multiplied by sqrt(clip_groups).
 
         Args:
             microbatch_size: number of examples whose mean gradient is bounded together.
-        """
-        return self.l2_norm_clip * self.relative_sensitivity(microbatch_size)
-
-    def relative_sensitivity(self, microbatch_size: int = 1) -> float:
-        """Returns `sensitivity` in units of the clip norm, as a Python float.
-
-        The clip norm itself may be known only while a step runs.
         """
         return math.sqrt(self.clip_groups) * (1.0 if microbatch_size == 1 else 2.0)
 
@@ -134,10 +128,9 @@ class AutomaticClip(L2Clip):
 
     Args:
         l2_norm_clip: C > 0.
-        stability: gamma > 0, which limits the scale of vanishing gradients.
     """
 
-    stability: float = 0.01
+    stability: ClassVar[float] = 0.01  # limits the scale of vanishing gradients
 
     def scales(self, square_norms: tf.Tensor) -> tf.Tensor:
         total = tf.reduce_sum(square_norms, axis=1, keepdims=True)

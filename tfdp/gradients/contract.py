@@ -1,7 +1,7 @@
 """The contract between engines, lots and optimizers: what an engine receives and returns.
 
-Formal guarantee of every engine: `BoundedSum.sums` moves by at most `BoundedSum.sensitivity` in L2
-norm when one example becomes a null example, which has weight zero and adds nothing.
+Formal guarantee of every engine: `BoundedSum.sums` moves by at most `relative_sensitivity` clip norms
+in L2 norm when one example becomes a null example, which has weight zero and adds nothing.
 
 Except in the lotwise engine, which gives its own reason, this holds because `sums` is a sum of
 vectors, one for each example (microbatch) of the lot. Each vector depends on its example (microbatch)
@@ -56,11 +56,6 @@ class BoundedSum:
     state: list
     l2_norm_clip: float
     relative_sensitivity: float
-
-    @property
-    def sensitivity(self) -> float:
-        """See the module; a Python float, or a scalar tensor if the clip norm is a tensor."""
-        return self.relative_sensitivity * self.l2_norm_clip
 
     def __tf_flatten__(self):
         *tensors, clip, sensitivity = (getattr(self, f.name) for f in dataclasses.fields(self))

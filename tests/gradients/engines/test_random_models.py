@@ -232,7 +232,7 @@ def check_neighbours(run, bound, x, y, weight, extreme):
     x = tf.nest.map_structure(spoilt, x)
     one, other = run(x, y, weight).sums, run(x, y, tf.where(last, 0.0, weight)).sums
     moved = tf.linalg.global_norm([a - b for a, b in zip(one, other, strict=True)])
-    assert moved <= bound.sensitivity() * (1 + 1e-5)
+    assert moved <= bound.l2_norm_clip * bound.relative_sensitivity() * (1 + 1e-5)
 
 
 FAMILIES = ["vector", "image", "sequence", "tokens"]
