@@ -84,6 +84,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--cpu", action="store_true", help="print tests, lines and CPU seconds of each folder"
     )
+    parser.addoption("--gpu_paths", action="store_true", help="compute without a GPU as with one")
 
 
 def cpu_seconds():
@@ -148,6 +149,14 @@ def full_products():
     """Tests compare float32 numbers, whose products a GPU would round to TensorFloat-32."""
     if tf := sys.modules.get("tensorflow"):
         tf.config.experimental.enable_tensor_float_32_execution(False)
+
+
+@pytest.fixture(autouse=True)
+def gpu_paths(request, monkeypatch):
+    if request.config.getoption("gpu_paths"):
+        from tests.helpers import take_gpu_paths
+
+        take_gpu_paths(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,9 @@ from keras import layers
 from tensorflow.python.framework.test_util import IsMklEnabled
 
 import tfdp
+from tfdp._compat import float32_products
+from tfdp.gradients import norms
+from tfdp.noise import gaussian
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 # On a CPU, TensorFlow computes gradients of grouped and of dilated convolutions, and convolutions with
@@ -22,6 +25,12 @@ EVERY_CONVOLUTION = IsMklEnabled() or bool(tf.config.list_physical_devices("GPU"
 needs_every_convolution = pytest.mark.skipif(
     not EVERY_CONVOLUTION, reason="TensorFlow lacks this convolution on a CPU without oneDNN"
 )
+
+
+def take_gpu_paths(monkeypatch):
+    """From now on, what computes otherwise on a GPU does so here."""
+    for module in (float32_products, gaussian, norms):
+        monkeypatch.setattr(module, "on_gpu", lambda: True)
 
 
 def data(rows=24, seed=0):

@@ -6,8 +6,9 @@ import pytest
 import scipy.stats
 import tensorflow as tf
 
+from tests.helpers import take_gpu_paths
 from tests.noise.assertions import assert_normal, assert_unrelated
-from tfdp.noise import NoiseSource, gaussian
+from tfdp.noise import NoiseSource
 from tfdp.noise.gaussian import from_words
 
 SHAPES = [(40, 50), (3000,), (1,)]
@@ -75,7 +76,7 @@ def test_large_draws_have_the_tails_of_a_gaussian_and_repeat_nothing():
 def test_a_gpu_draws_the_same_numbers_at_once(monkeypatch, size):
     source = NoiseSource(seed=3)
     (in_pieces,) = source.gaussians(0, 1.0, [(size,)])
-    monkeypatch.setattr(gaussian, "on_gpu", lambda: True)
+    take_gpu_paths(monkeypatch)
     (at_once,) = source.gaussians(0, 1.0, [(size,)])
     np.testing.assert_allclose(at_once, in_pieces, rtol=1e-5, atol=1e-6)
 
