@@ -11,7 +11,12 @@ import pytest
 from tests.experiments.killed_commits import FAILED, KILLED, REFUSED
 from tests.experiments.result_helpers import EXPERIMENT, Crash, keep_state, make, names, state
 from tfdp.experiments import Experiment
-from tfdp.experiments.run_folder import ResultError, ResultExists, RunFolder
+from tfdp.experiments.run_folder import (
+    ResultError,
+    ResultExists,
+    RunFolder,
+    check_sweep_folder,
+)
 
 # -- whole or not at all -------------------------------------------------------------------------
 
@@ -126,6 +131,30 @@ def test_a_result_is_not_replaced_with_what_else_its_folder_holds(tmp_path):
     with pytest.raises(ResultError, match="seed=2"):
         RunFolder(tmp_path / "r", EXPERIMENT, overwrite=True).__enter__()
     assert state(tmp_path / "r" / "seed=2") == "point of a sweep"
+
+
+def test_what_was_put_there_meanwhile_is_not_replaced(tmp_path):
+    refused = pytest.raises(ResultError, match=r"no result.*Move it elsewhere")
+    with refused, RunFolder(tmp_path / "r", EXPERIMENT) as folder:
+        folder.begin()
+        keep_state(folder, "new")
+        make(tmp_path / "r" / "seed=2", "other")
+        folder.commit({}, "card", lambda name: pathlib.Path(name).touch())
+    assert state(tmp_path / "r" / "seed=2") == "other"
+    (tmp_path / "r").rename(tmp_path / "moved")
+    make(tmp_path / "r", "new")
+    assert state(tmp_path / "r") == "new"
+
+
+def test_a_sweep_has_a_folder_of_its_own(tmp_path):
+    make(tmp_path / "sweep" / "seed=1", "point")
+    check_sweep_folder(tmp_path / "sweep")
+    check_sweep_folder(tmp_path / "new")
+    make(tmp_path / "finished", "new")
+    leave(tmp_path / "unfinished")
+    for name in ("finished", "unfinished"):
+        with pytest.raises(ResultError, match="one training"):
+            check_sweep_folder(tmp_path / name)
 
 
 def test_one_process_at_a_time_makes_a_result(tmp_path):

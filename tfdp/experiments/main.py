@@ -87,6 +87,8 @@ def main(argv):
         points = command.points(sys.argv)
         _check(points)
         folder = _place(points)
+        if points[0].values:
+            run_folder.check_sweep_folder(folder)
     except ValueError as error:
         return console.refuse(error)
     console.prepare_tensorflow()

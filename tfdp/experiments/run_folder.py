@@ -60,6 +60,14 @@ def read_record(folder: str | os.PathLike) -> dict:
         return {}
 
 
+def check_sweep_folder(folder: str | os.PathLike) -> None:
+    """Raises ResultError if a folder is, or becomes, one result, so that no sweep may fill it."""
+    if read_record(folder) or os.path.isdir(f"{folder}{UNFINISHED}"):
+        raise ResultError(
+            f"{folder} is the folder of one training, finished or not. A sweep needs another one."
+        )
+
+
 class RunFolder:
     """Makes one result: `with RunFolder(path, experiment) as folder: ... folder.commit(...)`.
 
@@ -161,6 +169,7 @@ class RunFolder:
             text = json.dumps({**record, "settings": self._settings}, indent=2, allow_nan=False)
             Path(self._in(_RESULT, _RECORD)).write_text(f"{text}\n")
             sync_tree(self._in(_RESULT))
+            self._check_target()  # something may have been put there since the training began
             with Interruptions() as interruptions:
                 self._put_in_place()
                 if interruptions.number is not None:
@@ -218,9 +227,10 @@ class RunFolder:
             return
         record = read_record(self.path)
         if not record or not os.path.isfile(os.path.join(self.path, _MODEL)):
-            raise ResultError(
-                f"{self.path} is no result, and is never replaced. Choose another folder."
-            )
+            remedy = "Choose another folder."
+            if self.resumable:
+                remedy = f"Move it elsewhere; the same command then resumes {self.unfinished}."
+            raise ResultError(f"{self.path} is no result, and is never replaced. {remedy}")
         if self._overwrite and (others := {*os.listdir(self.path)} - _FILES):
             raise ResultError(
                 f"{self.path} holds {', '.join(sorted(others))} besides a result, and is not replaced. "

@@ -62,6 +62,8 @@ def _print_summary(points, finished, folder):
     console.print("", table)
     if said := _together(private):
         console.print(said)
+    if not all(finished):
+        console.print("The same command trains the missing points, and keeps the others.")
 
 
 def _together(private) -> str:
