@@ -62,6 +62,13 @@ def test_noise_that_falls_is_calibrated_as_a_whole():
         Experiment(mechanism="sgld", epsilon=2.0, noise_decay=0.9)
 
 
+def test_a_nominal_number_of_examples_allows_records_to_come_and_go():
+    settings = {"model": "linear", "steps": 1, "noise_multiplier": 1.0, "nominal_examples": 2000}
+    result = trained(**settings, adjacency="add_or_remove_one")
+    assert result.run.sampling.nominal and result.run.sampling.num_examples == 2000
+    assert result.proven.adjacency == "add_or_remove_one"
+
+
 def test_the_run_has_the_public_examples_of_the_normalization():
     settings = {"model": "mlp", "normalization": "batch", "noise_multiplier": 4.0, "steps": 1}
     result = trained(**SMALL | settings)

@@ -192,7 +192,7 @@ class Poisson(_CoinFlips):
                 "adjacency add_or_remove_one: with lot_size over the number of examples, one "
                 "record more or less changes how all others are sampled. Received nominal=False. "
                 "Fix a nominal number of examples N0 without looking at the data, draw lots with "
-                'probability lot_size/N0 (make_lots("poisson", ..., nominal_examples=N0)), and '
+                "probability lot_size/N0 (nominal_examples=N0 of make_lots and of train.py), and "
                 "describe the run with num_examples=N0, nominal=True; or pass adjacency='zero_out'."
             )
 

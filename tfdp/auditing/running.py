@@ -39,7 +39,7 @@ class Audit:
         ...     mechanism="dpsgd", model="linear", sampling="cyclic", batch_size=479,
         ...     steps=3, noise_multiplier=4.0)
         >>> print(audit_experiment(experiment, canaries=200, confidence=0.999).verdict("proven"))
-        The proven epsilon 0.926... stands: ...An audit that finds nothing proves nothing.
+        The proven epsilon 0.926... stands: ...A better attack might show more.
     """
 
     bound: LowerBound
@@ -89,7 +89,7 @@ class Audit:
         if bound.ceiling < stated:
             advice = "This audit could not have refuted it. Use more canaries, or more runs."
         else:
-            advice = "An audit that finds nothing proves nothing."
+            advice = "A better attack might show more."
         return (
             f"{start} stands: the attack shows at least {shown}, and could not have shown more than "
             f"{most} with {bound.counts['guesses']:,} guesses. {advice}"

@@ -164,6 +164,7 @@ def _prepare(experiment, world) -> _Task:
         physical_batch_size=experiment.physical_batch_size,
         seed=experiment.insecure_seed,
         groups=experiment.groups,
+        nominal_examples=experiment.nominal_examples,
         microbatch_size=experiment.batch_size // (experiment.microbatches or experiment.batch_size),
         row_multiple=None
         if experiment.jit_compile

@@ -229,6 +229,11 @@ class Experiment:
         "How many groups of the data take turns with --sampling=cyclic_poisson.",
         needs=(Need("sampling", ("cyclic_poisson",)),),
     )
+    nominal_examples: int | None = setting(
+        "A number of examples that was fixed without looking at the data, which decides how likely an "
+        "example is in a lot; --adjacency=add_or_remove_one needs it.",
+        needs=(Need("sampling", ("poisson",)),),
+    )
     physical_batch_size: int | None = setting(
         "How many examples are in memory at once; without it the whole lot."
     )
