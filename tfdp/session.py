@@ -24,6 +24,7 @@ from tfdp.accounting import BudgetExhausted, Ledger, PrivacyBudget, Run, max_ste
 from tfdp.accounting.contribution import UnboundedSensitivity
 from tfdp.plan import Facts, Plan
 
+_STEP_STRIDE = 0x85EBCA6B  # odd, so that no two of the first 2^32 steps share a seed
 # Steps that a run without a planned end (train_on_batch) describes, and is extended by, at a time.
 OPEN_ENDED = 10_000
 
@@ -82,6 +83,7 @@ class Session:
         self._limited_for, self._seen_changes = None, None
         self._closed = False
         self._process = os.getpid()
+        self._secret = tuple(int.from_bytes(os.urandom(4)) for _ in range(2))
 
     # -- what a step takes from the run ----------------------------------------------------------
 
@@ -112,6 +114,23 @@ class Session:
         if not isinstance(value, tuple):
             return value
         return tf.gather(tf.constant(value, tf.float64), self.place)
+
+    def seed_shift(self) -> tf.Tensor:
+        """What this step adds to the seeds of random layers: an int64 tensor [2].
+
+        A row gets its dropout mask by its place in the lot, and an example that is drawn moves others
+        to other places. Only because nobody knows which mask belongs to which place do the others tell
+        nothing of it, as amplification by sampling needs. So a secret of the session decides, which
+        the seeds of a model do not show, and which is another one for every step and replica.
+
+        Where a user's seed decides about noise or lots, nothing is proven, and masks are as in Keras.
+        """
+        if self.run.insecure_seed:
+            return tf.zeros([2], tf.int64)
+        context = tf.distribute.get_replica_context()
+        replica = tf.cast(context.replica_id_in_sync_group, tf.int64)
+        number = self.place * context.num_replicas_in_sync + replica
+        return tf.stack([self._secret[0], self._secret[1] + number * _STEP_STRIDE])
 
     def check_step(self, variables: Sequence, optimizer) -> None:
         """Raises RuntimeError if a step does not belong to this session.

@@ -171,6 +171,16 @@ def test_layers_inside_and_their_seed_generators():
     assert len(borrowed.seed_generators(holder)) == 1
 
 
+def test_the_seed_generator_of_calls_without_a_seed():
+    keras.backend.clear_session()
+    assert borrowed.shared_seed_generator() is None
+    keras.random.normal((1,))
+    generator = borrowed.shared_seed_generator()
+    before = keras.ops.convert_to_numpy(generator.state)
+    keras.random.normal((1,))
+    assert np.any(keras.ops.convert_to_numpy(generator.state) != before)
+
+
 @pytest.mark.parametrize(
     ("make", "shape"),
     [

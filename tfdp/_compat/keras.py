@@ -14,6 +14,7 @@ from tfdp._compat.versions import borrowing
 
 with borrowing("a name of keras.src"):
     from keras.src.backend import compute_output_spec as _compute_output_spec
+    from keras.src.backend.common.global_state import get_global_attribute
     from keras.src.backend.common.masking import get_keras_mask as get_keras_mask
     from keras.src.backend.common.masking import set_keras_mask as set_keras_mask
     from keras.src.backend.common.stateless_scope import get_stateless_scope as get_stateless_scope
@@ -106,6 +107,11 @@ def layers_of(layer, *, itself: bool = False) -> list:
 def seed_generators(layer) -> list:
     """The seed generators of a layer, without those of inner layers (`Layer._seed_generators`)."""
     return layer._seed_generators
+
+
+def shared_seed_generator():
+    """The seed generator of `keras.random` for calls without a seed; None if there was none yet."""
+    return get_global_attribute("global_seed_generator")
 
 
 def normalizes_by_batch(layer) -> bool:

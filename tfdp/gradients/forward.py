@@ -18,7 +18,7 @@ from tfdp._compat.keras import (
     without_recomputation,
 )
 from tfdp._compat.tensorflow import inlined_functions
-from tfdp.gradients.random_state import noise_states, seed_states
+from tfdp.gradients.random_state import noise_states, seed_states, shared_seed_state
 from tfdp.gradients.targets import apart, with_none
 
 _CHUNK_STRIDE = 0x9E3779B1  # odd, so that chunks of one lot never share a seed
@@ -78,6 +78,8 @@ class Forward:
 
     Args:
         model: a built and compiled Keras model.
+        seed_shift: added to the seeds from which examples get random numbers, an int64 tensor [2]; None
+            adds nothing.
 
     Attributes:
         row_bytes: about how many bytes of floats a pass computes for one row, which
@@ -90,10 +92,13 @@ class Forward:
         ValueError: the model has no trainable variable.
     """
 
-    def __init__(self, model):
+    def __init__(self, model, seed_shift: tf.Tensor | None = None):
         self.model = model
         self.variables = list(model.trainable_variables)
         self.state_variables = list(model.non_trainable_variables)
+        if (shared := shared_seed_state()) is not None:
+            self.state_variables.append(shared)
+        self._seed_shift = tf.zeros([2], tf.int64) if seed_shift is None else seed_shift
         if not self.variables:
             remedy = "Give it an Input layer, or call it once on data."
             if model.built:
@@ -117,6 +122,7 @@ class Forward:
             if self.is_per_example(index):
                 shift = tf.cast(chunk, value.dtype) * tf.constant(_CHUNK_STRIDE, value.dtype)
                 value += tf.stack([shift, tf.zeros_like(shift)])
+                value += tf.cast(self._seed_shift, value.dtype)
             values.append(value)
         return values
 

@@ -7,7 +7,7 @@ random state do not depend on an example.
 
 import keras
 
-from tfdp._compat.keras import layers_of, seed_generators
+from tfdp._compat.keras import layers_of, seed_generators, shared_seed_generator
 from tfdp.layers.noisy import noisy_layers
 
 
@@ -21,7 +21,15 @@ def seed_states(model) -> list:
     """
     layers = layers_of(model, itself=True)
     generators = [g for layer in layers for g in seed_generators(layer)]
-    return _once(g.state for g in generators if isinstance(g, keras.random.SeedGenerator))
+    states = [g.state for g in generators if isinstance(g, keras.random.SeedGenerator)]
+    shared = shared_seed_state()
+    return _once(states if shared is None else [*states, shared])
+
+
+def shared_seed_state():
+    """The state that `keras.random` uses where it is given no seed; None before its first use."""
+    generator = shared_seed_generator()
+    return None if generator is None else generator.state
 
 
 def noise_states(model) -> list:

@@ -7,6 +7,7 @@ replicas, the sums of their shards are added before any noise, and every replica
 
 import dataclasses
 import functools
+import os
 
 import keras
 import tensorflow as tf
@@ -48,7 +49,9 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
     sample_weight = session.admitted(sample_weight)
     if session.fixes_rows:
         x, y, sample_weight = with_rows((x, y, sample_weight), run.sampling.lot_size)
-    forward = Forward(model)
+    forward = Forward(model, session.seed_shift())
+    if not run.insecure_seed:  # operations of tf.random: as for the seeds of layers
+        tf.compat.v1.set_random_seed(int.from_bytes(os.urandom(4)))
     traced = examine(forward, x, y)
     session.check_step(forward.variables, optimizer)
     before = forward.state()
