@@ -369,10 +369,12 @@ class Session:
                 f"This training was planned for {self.limit:g} steps, and {self.taken} were taken. "
                 "Start further steps with fit() or train_on_batch(), so that they are accounted."
             )
+        earlier = sum(run.steps for run in self.earlier())
+        before = f", after {earlier} in earlier ones" if earlier else ""
         return (
             f"The privacy budget is exhausted: {self._budget.kind} epsilon {self._budget.epsilon:g} "
             f"at delta {self._budget.delta:g} ({self._budget.adjacency}). "
-            f"It allows {self.limit:g} step(s) of this training, and {self.taken} were taken. "
+            f"It allows {self.limit:g} step(s) of this training, and {self.taken} were taken{before}. "
             "tfdp.accounting.noise_for finds the noise for a budget; tfdp.callbacks.StopAtBudget ends "
             "a running training without this error."
         )

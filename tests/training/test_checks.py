@@ -51,13 +51,20 @@ def test_refused_wherever_it_hides(remedy):
         assert bad.name in said and type(bad).__name__ in said
 
 
+class Halved(layers.Dense):
+    def call(self, x):
+        self.kernel.assign(self.kernel / 2)
+        return super().call(x)
+
+
 @pytest.mark.parametrize(
     "bad",
     [
         [keras.Input((4,)), layers.SpectralNormalization(layers.Dense(2))],
         [keras.Input((4,)), layers.Dense(2), layers.Softmax(axis=0)],
+        [keras.Input((4,)), Halved(2)],
     ],
-    ids=["SpectralNormalization", "Softmax"],
+    ids=["SpectralNormalization", "Softmax", "assigned weight"],
 )
 def test_others_are_refused_when_training_begins(bad):
     model = small(model=keras.Sequential(bad), compiled={"loss": "mse"})

@@ -1,5 +1,7 @@
 """A step takes what is accounted from the session's run; later changes have no effect."""
 
+import types
+
 import keras
 import numpy as np
 import pytest
@@ -223,3 +225,50 @@ def test_tables_are_refused_where_they_have_no_meaning():
         sgd(noise=[1.0, 2.0], clipping="adaptive")
     with pytest.raises(ValueError, match="noise_multiplier"):
         sgd(noise=[1.0, -2.0])
+
+
+# -- random layers -----------------------------------------------------------------------------------
+
+
+class Noisy(layers.Layer):
+    def call(self, x):
+        shape = keras.ops.shape(x)
+        return x + keras.random.normal(shape) * tf.random.normal(shape, seed=5)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: layers.Dropout(0.5, seed=3), Noisy], ids=["mask", "noise"]
+)
+@pytest.mark.parametrize("seed", [None, 1])
+def test_what_random_layers_draw_is_as_secret_as_the_noise(make, seed):
+    """Who knew it would see by the places of others that an example is there."""
+    trained = []
+    for _ in range(2):
+        keras.utils.set_random_seed(7)
+        drawing = [keras.Input((4,)), make(), layers.Dense(3, kernel_initializer="zeros")]
+        model = tfdp.make_private(keras.Sequential(drawing))
+        optimizer = tfdp.DPKerasSGDOptimizer(1.0, l2_norm_clip=9.0, noise_multiplier=0.0, seed=seed)
+        model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        steps = []
+        for _ in range(2):
+            before = weights(model)
+            model.train_on_batch(np.ones((8, 4), "float32"), np.zeros(8))
+            steps.append(weights(model) - before)
+        assert not np.allclose(steps[0][:12] / steps[0][0], steps[1][:12] / steps[1][0])
+        trained.append(weights(model))
+    assert np.allclose(*trained) == (seed is not None)
+
+
+def test_every_step_and_replica_draws_from_other_seeds(monkeypatch):
+    model = small(sgd())
+    train(model)
+    session, shifts = model.privacy.account.session, set()
+    for _ in range(3):
+        for replica in range(2):
+            context = types.SimpleNamespace(
+                replica_id_in_sync_group=replica, num_replicas_in_sync=2
+            )
+            monkeypatch.setattr(tf.distribute, "get_replica_context", lambda c=context: c)
+            shifts.add(tuple(session.seed_shift().numpy()))
+        session.begin_step()
+    assert len(shifts) == 6

@@ -159,7 +159,8 @@ class Forward:
             (y_pred, scope, new_state); new_state has None where the pass changed nothing.
 
         Raises:
-            ValueError: a layer assigned to a variable that is neither random state nor permitted.
+            ValueError: a layer assigned to a trainable weight, or to a variable that is neither random
+                state nor permitted.
         """
         with self.scope(values, state) as scope:
             self.metrics_before = self.metric_values(scope)
@@ -180,6 +181,9 @@ class Forward:
             if not (self.is_random(variable) or id(variable) in self._permitted):
                 raise ValueError(refusal_of_state(variable))
             new_state.append(after)
+        for variable, value in zip(self.variables, values, strict=True):
+            if scope.get_current_value(variable) is not value:
+                raise ValueError(refusal_of_state(variable))
         return y_pred, scope, new_state
 
     def loss(self, scope, x, y, y_pred):
