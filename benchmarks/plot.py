@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks.subjects import MODELS, family_of
+from benchmarks.subjects import MODELS, REALISTIC, family_of
 from benchmarks.summary import Row
 
 # One hue per family, from the palette of Okabe and Ito, which is safe for the colour-blind. Markers
@@ -31,6 +31,12 @@ _NAMES = {
     "resnet18": "ResNet-18",
     "bilstm": "BiLSTM",
     "transformer": "trans-\nformer",
+    "mobilenet_v2": "Mobile-\nNetV2",
+    "efficientnet_b0": "Efficient-\nNet",
+    "u_net": "U-Net",
+    "lstm": "LSTM,\nwords",
+    "bert_base": "BERT\nbase",
+    "bert_base_lora": "BERT\nLoRA",
 }
 
 
@@ -51,21 +57,24 @@ def draw(rows: list[Row], labels: dict[str, str], path: Path) -> None:
         row
         for row in rows
         if row.step_ms is not None
-        and row.model in MODELS
+        and row.model in _NAMES
         and family_of(row.subject).name in _COLOURS
         and not row.subject.endswith(("microbatches", "backup"))
     ]
     lots = sorted({row.lot for row in timed})
-    models = [model for model in MODELS if any(row.model == model for row in timed)]
-    width = min(17.0, max(12.5, 1.6 + 0.8 * len(lots) * len(models)))
+    measured = {(row.lot, row.model) for row in timed}
+    known = (*MODELS, *REALISTIC)
+    models = {lot: [model for model in known if (lot, model) in measured] for lot in lots}
+    # A column is as wide as it has models.
     figure, axes = pyplot.subplots(
-        2, len(lots), figsize=(width, 7.6), sharey="row", sharex=True, squeeze=False
-    )
+        2, len(lots), figsize=(min(17.0, 1.6 + 0.9 * len(measured)), 7.6), sharey="row", sharex="col",
+        squeeze=False, width_ratios=[len(models[lot]) + 0.5 for lot in lots],
+    )  # fmt: skip
     drawn = {}
     for column, lot in enumerate(lots):
         here = [row for row in timed if row.lot == lot]
-        _panel(axes[0][column], [r for r in here if r.ratio], models, "ratio")
-        drawn |= _panel(axes[1][column], here, models, "step_ms")
+        _panel(axes[0][column], [r for r in here if r.ratio], models[lot], "ratio")
+        drawn |= _panel(axes[1][column], here, models[lot], "step_ms")
         axes[0][column].axhline(1.0, color="#666666", linewidth=0.9, zorder=1)
         axes[0][column].set_title(f"lots of {lot:,}", fontsize=11)
     axes[0][0].set_ylabel("private step / step without privacy\nof the same framework")
