@@ -258,7 +258,7 @@ class Ledger:
     __hash__ = None
 
     def __repr__(self) -> str:
-        return f"Ledger({len(self._entries)} runs, {sum(r.steps for r in self.runs)} steps)"
+        return f"Ledger(runs={len(self._entries)}, steps={sum(r.steps for r in self.runs)})"
 
     def _entry(self, run_id: str) -> Run:
         if text("run_id", run_id) not in self._entries:

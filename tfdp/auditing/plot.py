@@ -54,8 +54,9 @@ def draw(found: Audit | Membership, path: str | Path) -> None:
         fpr, sure = np.maximum(fpr, least), int(np.searchsorted(fpr, _FEW / absent))
         style = {"where": "post", "color": color, "linewidth": 1.6}
         axis.step(fpr[sure:], tpr[sure:], label=name, **style)
-        axis.step(fpr[: sure + 1], tpr[: sure + 1], alpha=0.4, linestyle=":", **style)
-    axis.plot(grid, grid, color=GREY, linewidth=1, linestyle=":", label="guessing")
+        few = f"{name}, fewer than {_FEW} false positives"
+        axis.step(fpr[: sure + 1], tpr[: sure + 1], alpha=0.4, linestyle=":", label=few, **style)
+    axis.plot(grid, grid, color=GREY, linewidth=1, linestyle="--", label="guessing")
     axis.set(
         xscale="log", yscale="log", xlim=(least, 1.0), ylim=(least, 1.15),
         xlabel="false positive rate", ylabel="true positive rate",

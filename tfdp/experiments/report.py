@@ -103,9 +103,8 @@ def _facts(result) -> list[tuple[str, str]]:
         facts.append(("Noise", f"multiplier {_noise(run)}"))
     if result.restarts:
         lost = f"; steps that crashes lost, counted and not in the weights: {result.lost_steps:,}"
-        facts.append(
-            ("Interrupted", f"{result.restarts} times{lost if experiment.private else ''}")
-        )
+        times = "once" if result.restarts == 1 else f"{result.restarts} times"
+        facts.append(("Interrupted", f"{times}{lost if experiment.private else ''}"))
     return [*facts, *(("Note", note) for note in result.notes)]
 
 

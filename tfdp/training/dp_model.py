@@ -83,7 +83,7 @@ class DPModel(PrivateTraining, keras.Model):
         >>> model = tfdp.DPModel(inputs, keras.layers.Dense(3)(hidden))
         >>> model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.1), "mse")
         >>> model.privacy.ledger
-        Ledger(0 runs, 0 steps)
+        Ledger(runs=0, steps=0)
     """
 
     _tfdp_base = keras.Model

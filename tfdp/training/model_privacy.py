@@ -36,7 +36,7 @@ class ModelPrivacy:
         >>> model.privacy.spent(delta=1e-5).epsilon < 4
         True
         >>> model.privacy.ledger
-        Ledger(1 runs, 10 steps)
+        Ledger(runs=1, steps=10)
     """
 
     def __init__(self, model):
