@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdp._compat import pfor_repairs
 from tfdp.gradients.bounds import GlobalL2Clip, L2Clip
-from tfdp.gradients.contract import BoundedSum
+from tfdp.gradients.contract import BoundedSum, Outputs
 from tfdp.gradients.engines import exact, ghost, loop
 from tfdp.gradients.factors import Instantiated
 from tfdp.gradients.forward import Forward, losses_of_outputs
@@ -208,7 +208,7 @@ def loop_bounded_sum(forward, bound, x, y, sample_weight, chunk, microbatch_size
             weighted = losses[-1] * sample_weight[row]
         found = tape.gradient(weighted, values, unconnected_gradients="zero")
         gradients.append([tf.reshape(g, v.shape) for g, v in zip(found, values, strict=True)])
-        outputs.append(y_pred)
+        outputs.append(Outputs.of(y_pred))
     stacked = [Instantiated(tf.stack(rows)) for rows in zip(*gradients, strict=True)]
     layers = bound.layers or [0] * len(stacked)
     square_norms = tf.stack(

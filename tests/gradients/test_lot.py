@@ -151,7 +151,7 @@ def test_a_cpu_takes_large_lots_of_images_in_chunks_of_equal_result(monkeypatch)
         monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind=None: devices)
         rows = (x, y, weight)
         lot = bounded_sum(spied, forward, GlobalL2Clip(0.5), *rows, microbatch_size=3)
-        assert lot.outputs.shape[0] == lot.losses.shape[0] == 600
+        assert lot.outputs.values.shape[0] == lot.losses.shape[0] == 600
         return lot.sums
 
     for ours, whole in zip(sums([]), sums(["a GPU"]), strict=True):

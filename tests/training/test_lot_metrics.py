@@ -4,12 +4,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import data, sgd, steps
+from helpers import LOSS, data, sgd, steps
 from keras import layers
 
 import tfdp
 from tests.training.small import small, train
 from tfdp.data import make_lots
+from tfdp.layers import PublicBatchNormalization, PublicExamples
 
 
 def absolute(y, y_pred):
@@ -257,6 +258,63 @@ def test_losses_of_outputs_are_in_the_logs():
     equal(history, theirs)
     for u, v in zip(ours.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(u, v, rtol=1e-4, atol=1e-6)
+
+
+class OwnMetrics(keras.Model):
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        return super().compute_metrics(x, y, y_pred, sample_weight)
+
+
+def masked_outputs(cls, statistics):
+    """Tags of the steps of a row, where steps of zeros are masked, and one number for the row."""
+    inputs = keras.Input((5, 3))
+    tags = layers.Dense(2, name="tags")(layers.Masking()(inputs))
+    network = keras.Sequential([keras.Input((5, 3)), PublicBatchNormalization()])
+    public = np.random.default_rng(1).normal(size=(4, 5, 3)).astype("float32")
+    number = layers.Flatten()(PublicExamples(network, public, statistics)(inputs))
+    return cls(inputs, {"number": layers.Dense(1, name="number")(number), "tags": tags})
+
+
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [
+        (keras.Model, {"engine": "ghost"}),
+        (keras.Model, {"engine": "ghost", "run_eagerly": True}),
+        (keras.Model, {"engine": "vectorized", "chunk": 4}),
+        (keras.Model, {"engine": "loop", "chunk": 4, "run_eagerly": True}),
+        (keras.Model, {"statistics": "batch"}),
+        (OwnMetrics, {"engine": "ghost", "chunk": 4}),
+        pytest.param(keras.Model, {"jit_compile": True, "chunk": 4}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_masked_tokens_are_left_out(cls, options):
+    options = {"statistics": "example", "engine": "auto", "chunk": None} | options
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(10, 5, 3)).astype("float32")
+    x[np.arange(5) >= rng.integers(1, 6, size=(10, 1))] = 0.0
+    y = {"tags": rng.integers(0, 2, size=(10, 5)), "number": rng.normal(size=(10, 1))}
+    weight = np.linspace(0.0, 2.0, 10).astype("float32")
+    kinds = {"tags": ["accuracy"], "number": ["mse"]}
+    compiled = {
+        "loss": {"tags": LOSS, "number": "mse"},
+        "metrics": kinds,
+        "weighted_metrics": kinds,
+    }
+    ours = masked_outputs(cls, options.pop("statistics"))
+    plain = keras.models.clone_model(ours)
+    plain.set_weights(ours.get_weights())
+    plain.compile(keras.optimizers.SGD(0.0), run_eagerly=True, **compiled)
+    kept = x[1:], {name: values[1:] for name, values in y.items()}
+    # Keras multiplies the mask by weights [rows, 1].
+    plain_weight = dict.fromkeys(y, weight[1:, np.newaxis])
+    theirs = plain.fit(*kept, batch_size=9, sample_weight=plain_weight, shuffle=False, verbose=0)
+    chunk, engine = options.pop("chunk"), options.pop("engine")
+    tfdp.make_private(ours, engine=engine, physical_batch_size=chunk)
+    ours.compile(sgd(noise=0.0, clip=1e6, rate=0.0), **compiled, **options)
+    lots = make_lots("cyclic", x, y, lot_size=10, sample_weight=weight)
+    found = ours.fit(lots, verbose=0)
+    equal(*({k: v for k, v in h.history.items() if "loss" not in k} for h in (found, theirs)))
 
 
 def test_a_frozen_model_is_refused_and_spends_nothing():

@@ -11,12 +11,41 @@ that. This is true of real numbers; `lot` makes room for the rounding of float32
 """
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
+from tfdp._compat.keras import get_keras_mask, set_keras_mask
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.forward import Forward
+
+
+class Outputs(NamedTuple):
+    """A model's outputs with their Keras masks, as one structure of tensors.
+
+    A Keras mask is an attribute of its tensor, which operations and functions of TensorFlow drop.
+
+    Attributes:
+        values: the outputs, a structure of tensors [rows, ...].
+        masks: bool [rows, ...], the mask of each output that has one, by the output's place among the
+            leaves of `values`.
+    """
+
+    values: Any
+    masks: dict[int, tf.Tensor]
+
+    @classmethod
+    def of(cls, y_pred) -> "Outputs":
+        """Returns the outputs `y_pred` of a model with their masks."""
+        masks = map(get_keras_mask, tf.nest.flatten(y_pred))
+        return cls(y_pred, {place: mask for place, mask in enumerate(masks) if mask is not None})
+
+    def masked(self):
+        """Returns `values` with the masks set as attributes, as a model returns its outputs."""
+        leaves = tf.nest.flatten(self.values)
+        for place, mask in self.masks.items():
+            set_keras_mask(leaves[place], mask)
+        return self.values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +64,7 @@ class BoundedSum:
         losses: float32 [rows]: per-example losses, not weighted.
         output_losses: float32 [rows, outputs]: the parts of `losses` that belong to single outputs,
             without loss weights; [rows, 0] for a model with one loss.
-        outputs: the model's outputs for the rows; an empty tuple if they were observed by chunks.
+        outputs: the model's `Outputs` for the rows; an empty tuple if they were observed by chunks.
         state: new values of the random state, as `Forward.advance` takes them.
         l2_norm_clip: the clip norm that was enforced; the noise is a multiple of it. A Python float, or
             a scalar tensor for adaptive clipping.
@@ -52,7 +81,7 @@ class BoundedSum:
     non_finite: tf.Tensor
     losses: tf.Tensor
     output_losses: tf.Tensor
-    outputs: Any
+    outputs: Outputs | tuple
     state: list
     l2_norm_clip: float
     relative_sensitivity: float

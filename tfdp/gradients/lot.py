@@ -83,7 +83,7 @@ def bounded_sum(
         microbatch_size: number of examples whose mean gradient is bounded together.
         expected_rows: about how many rows there will be, where the tensors' static shapes do not say
             so; it only decides between equivalent ways of computing.
-        observe: called with x, y, sample_weight and the model's outputs for each chunk, some of whose
+        observe: called with x, y, sample_weight and the model's `Outputs` for each chunk, some of whose
             rows may be absent. The result has no outputs then, which would take the memory of a lot.
 
     Raises:

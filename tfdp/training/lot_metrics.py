@@ -13,9 +13,7 @@ from tfdp._compat.keras import (
     compile_metrics,
     compiled_loss,
     compute_loss_as_keras,
-    get_keras_mask,
     loss_tracker,
-    set_keras_mask,
 )
 from tfdp.gradients.forward import own_metrics
 from tfdp.gradients.targets import apart, with_none
@@ -38,7 +36,7 @@ def update_metrics(forward, traced, seen, x, y, sample_weight, outputs) -> None:
         seen: pairs (variable, value): weights and state that the chunk was computed with.
         x, y: structures of tensors [rows, ...]; y may be `WeightedTargets`.
         sample_weight: float32 [rows]; rows of weight zero are absent.
-        outputs: the model's outputs for the rows.
+        outputs: the model's `Outputs` for the rows.
     """
     compiled = compile_metrics(forward.model)
     if compiled is None and not (traced.updates_metrics or traced.loss_updates_metrics):
@@ -67,7 +65,8 @@ def _examples(forward, traced, seen, x, y, sample_weight, outputs):
     y, finer = apart(y)
     given = with_none(x), with_none(y), outputs, sample_weight if finer is None else finer
     places = tf.squeeze(tf.where(present), axis=1)
-    x, y, y_pred, weight = (_rows(places, tree) for tree in given)
+    x, y, outputs, weight = (_rows(places, tree) for tree in given)
+    y_pred, weight = outputs.masked(), _fitting(outputs, weight)
     known = own_metrics(model)
     before = [tf.convert_to_tensor(v) for v in known]
     if traced.updates_metrics or traced.loss_updates_metrics:
@@ -130,15 +129,24 @@ def build_metrics(model, y, outputs) -> None:
 
 
 def _rows(places, tree):
-    """Returns the rows at some places of a structure of tensors, with their masks."""
+    """Returns the rows at some places of a structure of tensors."""
+    return tf.nest.map_structure(
+        lambda leaf: None if leaf is None else tf.gather(leaf, places), tree
+    )
 
-    def cut(leaf):
-        if leaf is None:
-            return None
-        found = tf.gather(leaf, places)
-        mask = get_keras_mask(leaf)
-        if mask is not None:
-            set_keras_mask(found, tf.gather(mask, places))
-        return found
 
-    return tf.nest.map_structure(cut, tree)
+def _fitting(outputs, weight):
+    """Returns weights that broadcast with the masks of outputs, by which Keras multiplies them.
+
+    Weights [rows] become [rows, 1] for a mask [rows, tokens]; Keras would take them for weights of
+    tokens.
+    """
+    if not outputs.masks:
+        return weight
+    if not tf.nest.is_nested(weight):
+        weight = tf.nest.map_structure(lambda _: weight, outputs.values)
+    leaves = tf.nest.flatten(weight)
+    for place, mask in outputs.masks.items():
+        if leaves[place].shape.rank == 1:
+            leaves[place] = tf.reshape(leaves[place], [-1] + [1] * (mask.shape.rank - 1))
+    return tf.nest.pack_sequence_as(weight, leaves)

@@ -91,7 +91,7 @@ def clipped(gradients, clip):
     return np.minimum(1.0, clip / np.maximum(norms, 1e-30)) @ gradients, norms
 
 
-FIELDS = ("norms", "present", "clipped", "non_finite", "losses", "outputs", "state")
+FIELDS = ("norms", "present", "clipped", "non_finite", "losses", "state")
 
 
 def run(model, x, y, weight, clip=1.0, jit_compile=False, engine=exact, **kwargs):
@@ -101,7 +101,8 @@ def run(model, x, y, weight, clip=1.0, jit_compile=False, engine=exact, **kwargs
     def step(x, y, weight):
         lot = bounded_sum(engine.bounded_sum, forward, bound, x, y, weight, **kwargs)
         flat = tf.concat([tf.reshape(part, [-1]) for part in lot.sums], 0)
-        return {f: getattr(lot, f) for f in FIELDS} | {"sum": flat}
+        found = {f: getattr(lot, f) for f in FIELDS}
+        return found | {"outputs": lot.outputs.values, "sum": flat}
 
     x, y = tf.nest.map_structure(tf.constant, (x, y))
     return step(x, y, tf.constant(weight, tf.float32))

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tfdp._compat import pfor_random, pfor_repairs
 from tfdp._compat.tensorflow import concrete_function
 from tfdp.gradients.bounds import L2Clip
-from tfdp.gradients.contract import BoundedSum
+from tfdp.gradients.contract import BoundedSum, Outputs
 from tfdp.gradients.engines.ending import bounded
 from tfdp.gradients.forward import Forward, losses_of_outputs
 from tfdp.gradients.vectorizing import vectorized_map
@@ -26,7 +26,7 @@ def over_rows(
 
     Returns:
         (results, losses, output_losses, outputs, state): losses, float32 [rows], is not weighted;
-        output_losses is as in `BoundedSum`; state is as `Forward.advance` takes it.
+        output_losses and outputs are as in `BoundedSum`; state is as `Forward.advance` takes it.
     """
     state = forward.state(chunk)
     rows = tf.shape(sample_weight)[0]
@@ -47,7 +47,7 @@ def over_rows(
         results, loss, scope, y_pred, new_state = run(own, x, y, weight)
         moved[:] = [new is not None for new in new_state]
         steps = [new - old for new, old in zip(new_state, own, strict=True) if new is not None]
-        outputs = tf.nest.map_structure(lambda leaf: leaf[0], y_pred)
+        outputs = tf.nest.map_structure(lambda leaf: leaf[0], Outputs.of(y_pred))
         return results, loss, losses_of_outputs(forward.model, scope), outputs, steps
 
     each = (x, y, sample_weight, seeds)

@@ -16,9 +16,8 @@ import math
 import tensorflow as tf
 
 from tfdp._compat import pfor_repairs
-from tfdp._compat.keras import get_keras_mask, set_keras_mask
 from tfdp.gradients.bounds import L2Clip
-from tfdp.gradients.contract import BoundedSum
+from tfdp.gradients.contract import BoundedSum, Outputs
 from tfdp.gradients.engines.ending import bounded
 from tfdp.gradients.factors import Instantiated, zero_rows
 from tfdp.gradients.forward import Forward, losses_of_outputs
@@ -65,7 +64,7 @@ def bounded_sum(
         microbatch_size,
         losses=losses,
         output_losses=output_losses,
-        outputs=y_pred,
+        outputs=Outputs.of(y_pred),
         state=state,
     )
     moved = _relative_sensitivity(bound, sample_weight, microbatch_size)
@@ -101,19 +100,14 @@ def _row_losses(forward, scope, x, y, y_pred, sample_weight):
     Raises:
         NotImplementedError: TensorFlow cannot vectorize the loss.
     """
+
     # The vectorized function computes the gradients, too. If it were differentiated from outside, XLA
     # would take its inputs for constants and compile at every step.
-    masks = [get_keras_mask(leaf) for leaf in tf.nest.flatten(y_pred)]
-    known = [mask for mask in masks if mask is not None]
-
     def one(args):
         *rows, weight = args
-        x, y, y_pred, row_masks = pfor_repairs.batch_of_one(tuple(rows))
-        row_masks = iter(row_masks)
+        x, y, outputs = pfor_repairs.batch_of_one(tuple(rows))
+        y_pred = outputs.masked()
         leaves = tf.nest.flatten(y_pred)
-        for leaf, mask in zip(leaves, masks, strict=True):
-            if mask is not None:
-                set_keras_mask(leaf, next(row_masks))
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(leaves)
             loss = forward.loss(scope, x, y, y_pred)
@@ -123,7 +117,7 @@ def _row_losses(forward, scope, x, y, y_pred, sample_weight):
         return loss, parts, [tf.convert_to_tensor(gradient)[0] for gradient in gradients]
 
     losses, parts, gradients = vectorized_map(
-        forward.model, one, (x, y, y_pred, known, sample_weight)
+        forward.model, one, (x, y, Outputs.of(y_pred), sample_weight)
     )
     leaves = tf.nest.flatten(y_pred)
     # The vectorizer may lose static shapes.
