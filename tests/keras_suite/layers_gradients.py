@@ -272,7 +272,8 @@ class _Trained:
         for variable in self.model.trainable_variables:
             variable.constraint = None  # a constraint comes after the update, and is no gradient
         self.model = tfdp.make_private(self.model, engine=engine)
-        optimizer = _PrivateTake(l2_norm_clip=clip, noise_multiplier=0.0, learning_rate=1.0)
+        options = {"noise_multiplier": 0.0, "learning_rate": 1.0, "seed": 1}  # and known masks
+        optimizer = _PrivateTake(l2_norm_clip=clip, **options)
         self.model.compile(optimizer, _LOSS)
         self.model.set_weights(problem.weights)
         variables = [*self.model.trainable_variables, *self.model.non_trainable_variables]
