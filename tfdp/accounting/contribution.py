@@ -83,6 +83,17 @@ class Contribution:
         """
         return self.microbatch_size > 1 or adjacency == "replace_one"
 
+    def chains(self, adjacency: str) -> tuple[tuple[str, int], ...]:
+        """Ways from neighbour to neighbour by changes of single clipped terms, fewest changes first.
+
+        Each is (adjacency of one change, number of changes). A term that is replaced may be left out
+        first, and the other one put in then.
+        """
+        users = self.max_examples_per_user
+        if self.replaces(adjacency):
+            return ("replace_one", users), ("zero_out", 2 * users)
+        return ((adjacency, users),)
+
     def sensitivity(self, sampling: Sampling, adjacency: str, occurrences: int = 1) -> float:
         """Largest change of a lot's sum in clip norms of one group of weights, without `noise_divisor`.
 
