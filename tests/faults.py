@@ -287,6 +287,21 @@ def the_proof_is_given_twice_the_delta(epsilon, losses, delta):
     return epsilon(losses, 2 * delta)
 
 
+@fault("accounting.numerics.group_privacy:log_sum", "accounting/numerics/test_group_privacy.py")
+def group_privacy_keeps_the_delta_of_one_change(total, epsilon, changes):
+    return 0.0
+
+
+@fault("accounting.contribution:Contribution.chains", "accounting/test_group_privacy.py")
+def users_are_one_change_apart(chains, self, adjacency):
+    return tuple((kind, 1) for kind, _ in chains(self, adjacency))
+
+
+@fault("accounting.contribution:Contribution.sensitivity", "accounting/test_contribution.py")
+def users_with_lot_statistics_are_in_one_lot(sensitivity, self, sampling, adjacency, number=1):
+    return min(sensitivity(self, sampling, adjacency, number), 2.0 * sampling.lot_size)
+
+
 @fault(
     "accounting.composition:proven_composition",
     "accounting/test_composition.py",

@@ -43,15 +43,30 @@ def analyse(run: "Run", delta: float, adjacency: str) -> Analysis:
 
     `delta` determines how much tail mass is left out.
     """
-    run.contribution.check_adjacency(adjacency)
-    run.sampling.check_adjacency(adjacency)
+    return _analyse(run, run, delta, adjacency)
+
+
+def analyse_one_change(run: "Run", delta: float, adjacency: str) -> Analysis:
+    """As `analyse`, with the losses of a change of a single clipped term, of the kind `adjacency`.
+
+    A chain of these leads from one neighbour to the other (`Contribution.chains`). Every data set on
+    the way has other terms, or leaves terms out, and the theorems hold for it as for any other. A
+    microbatch is one term, as if it were one example.
+    """
+    return _analyse(run, run.of_single_terms(), delta, adjacency)
+
+
+def _analyse(run: "Run", analysed: "Run", delta: float, adjacency: str) -> Analysis:
+    """Losses of the run `analysed`, with the assumptions of `run`."""
+    analysed.contribution.check_adjacency(adjacency)
+    analysed.sampling.check_adjacency(adjacency)
     if run.steps == 0:
         return Analysis()
-    reason = run.mechanism.nothing_proven(run, adjacency)
+    reason = analysed.mechanism.nothing_proven(analysed, adjacency)
     if reason or run.insecure_seed:
         return Analysis(reason=reason or assumptions.INSECURE_SEED)
     try:
-        found = run.mechanism.analyse(run, delta, adjacency)
+        found = analysed.mechanism.analyse(analysed, delta, adjacency)
     except UnboundedSensitivity as error:
         return Analysis(reason=str(error))
     if found.reason is not None:

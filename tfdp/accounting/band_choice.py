@@ -11,12 +11,9 @@ import math
 from collections.abc import Iterator
 
 from tfdp._validate import one_of, whole
-from tfdp.accounting.analysis import analyse
-from tfdp.accounting.calibration import CalibrationError, noise_for
+from tfdp.accounting.calibration import CalibrationError, noise_for, typical_noise
 from tfdp.accounting.guarantee import check_adjacency, check_delta, check_epsilon
 from tfdp.accounting.mechanisms.matrix import Matrix
-from tfdp.accounting.numerics.gaussian import mu_of_epsilon
-from tfdp.accounting.numerics.privacy_loss import typical_noise
 from tfdp.accounting.run import Run, check_run
 from tfdp.accounting.sampling import CyclicPoisson
 from tfdp.accounting.strategies import OBJECTIVES, losses, strategy
@@ -80,10 +77,9 @@ def best_bands(
     check_run(run)
     one_of("objective", objective, OBJECTIVES)
     most = whole("most", most, 1)
-    mu = mu_of_epsilon(epsilon, delta)
     rough = {
         candidate: _error(candidate, objective)
-        * typical_noise(analyse(candidate, delta, adjacency).losses, mu)
+        * typical_noise(candidate, epsilon, delta, adjacency)
         for candidate in _candidates(run, objective, most)
     }
     least, choices = min(rough.values(), default=math.inf), []

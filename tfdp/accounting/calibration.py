@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from tfdp._validate import fraction, one_of, whole
-from tfdp.accounting.analysis import analyse
+from tfdp.accounting.analysis import analyse, analyse_one_change
 from tfdp.accounting.composition import guarantee_of_all
 from tfdp.accounting.described import describe
 from tfdp.accounting.guarantee import check_adjacency, check_delta, check_epsilon, check_kind
 from tfdp.accounting.mechanisms.base import Mechanism
-from tfdp.accounting.numerics import gaussian, privacy_loss
+from tfdp.accounting.numerics import gaussian, group_privacy, privacy_loss
 from tfdp.accounting.run import Run, check_run, check_runs
 
 _LEAST_NOISE, _MUCH_NOISE, _LARGEST_NOISE = 1e-9, 1e3, 1e12
@@ -106,13 +106,31 @@ def noise_for(
     start, slope = 1.0, 1.0
     if kind == "proven" and advantage is None:
         # Much noise, for which the losses are quick to compute, and twice the budget.
-        losses = analyse(run.with_noise(_MUCH_NOISE), delta, adjacency).losses
+        noisy = run.with_noise(_MUCH_NOISE)
         start, less = (
-            _MUCH_NOISE * privacy_loss.typical_noise(losses, gaussian.mu_of_epsilon(each, delta))
+            _MUCH_NOISE * typical_noise(noisy, each, delta, adjacency)
             for each in (epsilon, 2 * epsilon)
         )
         slope = math.log(2) / math.log(start / less) if start > less else 1.0
     return _least_noise(evaluate, epsilon, start, slope)
+
+
+def typical_noise(run: Run, epsilon: float, delta: float, adjacency: str) -> float:
+    """Factor of the noise of a run with which it has about this proven epsilon.
+
+    No bound: searches start from it. It is 1 if nothing is known.
+    """
+    changes = [(analyse(run, delta, adjacency).losses, 1)]
+    for kind, number in run.contribution.chains(adjacency):
+        if number > 1:
+            changes.append((analyse_one_change(run, delta, kind).losses, number))
+    found = []
+    for losses, number in changes:
+        share = math.exp(-group_privacy.log_sum(epsilon / number, number))
+        mu = gaussian.mu_of_epsilon(epsilon / number, share * delta)
+        if losses:
+            found.append(privacy_loss.typical_noise(losses, mu))
+    return min(found, default=1.0)
 
 
 def _given(run: Run | None, fields: dict, first: dict[str, Any], searched: set[str]) -> Run:

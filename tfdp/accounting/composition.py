@@ -4,12 +4,15 @@ import math
 from collections.abc import Sequence
 
 from tfdp.accounting import claims
-from tfdp.accounting.analysis import analyse
+from tfdp.accounting.analysis import Analysis, analyse, analyse_one_change
 from tfdp.accounting.guarantee import Guarantee, check_adjacency, check_delta, check_kind
 from tfdp.accounting.mechanisms.base import Mechanism
-from tfdp.accounting.numerics import privacy_loss
+from tfdp.accounting.numerics import group_privacy, privacy_loss
 from tfdp.accounting.run import Run, check_runs
 from tfdp.accounting.sampling import Unknown
+
+# Delta for which one change is analysed, as a share of that of all: each has a much smaller one.
+_DELTA_OF_ONE_CHANGE = 1e-2
 
 
 def proven(run: Run, delta: float, adjacency: str = "zero_out") -> Guarantee:
@@ -66,7 +69,8 @@ def proven_composition(runs: Sequence[Run], delta: float, adjacency: str = "zero
 
     Runs compose adaptively, in any order: a later one may start from weights that an earlier one
     released. SI-DPSGD that continues from earlier *means* is no new run, but one with more steps.
-    Without runs, epsilon is 0.
+    Without runs, epsilon is 0. Where neighbours differ by several changes (users, records that are
+    replaced), group privacy takes the place of the theorems about them if it gives a smaller epsilon.
 
     Example:
       >>> from tfdp.accounting import describe, proven_composition
@@ -75,19 +79,69 @@ def proven_composition(runs: Sequence[Run], delta: float, adjacency: str = "zero
       >>> print(f"{proven_composition([run, run], delta=1e-4).epsilon:.3f}")
       1.144
     """
+    found = directly_proven(runs, delta, adjacency)
+    runs = _counted(runs)
+    for way in (0, -1):  # the fewest changes, and the simplest
+        found = _by_group_privacy(
+            runs, [r.contribution.chains(adjacency)[way] for r in runs], found
+        )
+    return found
+
+
+def _by_group_privacy(
+    runs: Sequence[Run], chains: Sequence[tuple[str, int]], found: Guarantee
+) -> Guarantee:
+    """What follows from one change of each run, or `found` if that is no larger."""
+    changes = max((number for _, number in chains), default=1)
+    if changes == 1:
+        return found
+    delta = _DELTA_OF_ONE_CHANGE * found.delta
+    analyses = [
+        analyse_one_change(run, delta, kind) for run, (kind, _) in zip(runs, chains, strict=True)
+    ]
+    losses = _losses(analyses)
+    # Of theorems of the same kinds, those about all changes at once are as tight, or tighter.
+    if any(a.reason for a in analyses) or _kinds(losses) == _kinds(found.losses):
+        return found
+    spent = group_privacy.epsilon_of(losses, found.delta, changes, below=found.epsilon)
+    if spent is None:
+        return found
+    spent.details["change"] = " or ".join(_unique(kind for kind, _ in chains))
+    fields = {"delta": found.delta, "adjacency": found.adjacency, "changes": changes}
+    return _guarantee(runs, analyses, spent, **fields)
+
+
+def _kinds(losses: Sequence[privacy_loss.Loss]) -> list[type]:
+    return [type(loss) for loss in losses]
+
+
+def directly_proven(runs: Sequence[Run], delta: float, adjacency: str) -> Guarantee:
+    """As `proven_composition`, by theorems about these neighbours only, without group privacy."""
     check_delta(delta)
-    runs = check_runs(runs)
+    runs = _counted(check_runs(runs))
     check_adjacency(adjacency)
-    runs = [run for run in runs if run.steps or len(runs) == 1]
     analyses = [analyse(run, delta, adjacency) for run in runs]
-    common = {"delta": delta, "kind": "proven", "adjacency": adjacency, **_facts(runs)}
+    spent = privacy_loss.epsilon_of(_losses(analyses), delta)
+    return _guarantee(runs, analyses, spent, delta=delta, adjacency=adjacency)
+
+
+def _counted(runs: Sequence[Run]) -> list[Run]:
+    return [run for run in runs if run.steps or len(runs) == 1]
+
+
+def _losses(analyses: Sequence[Analysis]) -> tuple[privacy_loss.Loss, ...]:
+    return tuple(loss for analysis in analyses for loss in analysis.losses)
+
+
+def _guarantee(
+    runs: Sequence[Run], analyses: Sequence[Analysis], spent: privacy_loss.Spent, **fields
+) -> Guarantee:
+    """The proven guarantee of runs whose analyses compose to `spent`."""
+    fields |= {"kind": "proven", **_facts(runs)}
     reasons = _unique(a.reason for a in analyses if a.reason)
     if reasons:
-        return Guarantee(epsilon=math.inf, reason=" ".join(reasons), **common)
-    losses = tuple(loss for a in analyses for loss in a.losses)
-    spent = privacy_loss.epsilon_of(losses, delta)
+        return Guarantee(epsilon=math.inf, reason=" ".join(reasons), **fields)
     assumptions = _unique(sentence for a in analyses for sentence in a.assumptions)
-    assumptions = (*assumptions, *_segments_notes(runs))
     details = dict(spent.details)
     if len(analyses) == 1:
         details = analyses[0].details | {"conversion": details.pop("bound")} | details
@@ -100,11 +154,11 @@ def proven_composition(runs: Sequence[Run], delta: float, adjacency: str = "zero
     return Guarantee(
         epsilon=spent.epsilon,
         mu=spent.mu,
-        assumptions=tuple(assumptions),
+        assumptions=(*assumptions, *_segments_notes(runs)),
         details=details,
         reason=reason,
-        losses=losses,
-        **common,
+        losses=_losses(analyses),
+        **fields,
     )
 
 

@@ -83,12 +83,25 @@ class Contribution:
         """
         return self.microbatch_size > 1 or adjacency == "replace_one"
 
+    def chains(self, adjacency: str) -> tuple[tuple[str, int], ...]:
+        """Ways from neighbour to neighbour by changes of single clipped terms, fewest changes first.
+
+        Each is (adjacency of one change, number of changes). A term that is replaced may be left out
+        first, and the other one put in then.
+        """
+        users = self.max_examples_per_user
+        if self.replaces(adjacency):
+            return ("replace_one", users), ("zero_out", 2 * users)
+        return ((adjacency, users),)
+
     def sensitivity(self, sampling: Sampling, adjacency: str, occurrences: int = 1) -> float:
         """Largest change of a lot's sum in clip norms of one group of weights, without `noise_divisor`.
 
         The draws are held fixed. A clipped term that is left out moves by 1, one that is replaced by
         2, and k occurrences of a record or user move k terms. With statistics over the private lot,
-        every other term moves by up to 2 as well.
+        every other term moves by up to 2 as well, in each of the lots that the k occurrences are in.
+        Then the result bounds them all as if they were in one lot: k times what one of them moves
+        (the triangle inequality), or every term of every lot of a round, whichever is less.
 
         Raises:
           UnboundedSensitivity: For statistics over a lot whose size is not limited.
@@ -102,8 +115,9 @@ class Contribution:
                 "change every other gradient of its lot. Use layer normalization, public statistics, "
                 "or lots of a fixed size."
             )
-        terms = -(-sampling.largest_lot // self.microbatch_size)
-        return 2.0 * terms - (0.0 if twice or occurrences > 1 else 1.0)
+        whole = 2.0 * -(-sampling.largest_lot // self.microbatch_size)
+        one = whole if twice else whole - 1.0
+        return min(occurrences * one, sampling.round_length * whole)
 
     def assumptions(self) -> tuple[str, ...]:
         """Sentences about the bounding of gradients that have to be true for a guarantee to hold."""

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from tfdp._validate import fraction, one_of, positive, refuse, whole
-from tfdp.accounting.numerics import attacks, privacy_loss
+from tfdp.accounting.numerics import attacks, group_privacy
 
 ADJACENCIES = ("zero_out", "replace_one", "add_or_remove_one")
 KINDS = ("claimed", "proven")
@@ -91,6 +91,8 @@ class Guarantee:
       mu: Parameter of the equivalent Gaussian mechanism (mu-GDP), or None.
       details: JSON-safe facts about the bound.
       losses: Privacy losses; without them, `tpr` and `advantage` follow from epsilon and delta.
+      changes: Number of changes from one neighbour to the other, each with these losses. If it is
+        above 1, the guarantee follows by group privacy.
 
     Example:
       >>> from tfdp.accounting import describe, proven
@@ -117,6 +119,7 @@ class Guarantee:
     mu: float | None = None
     details: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     losses: tuple = dataclasses.field(default=(), compare=False, repr=False)
+    changes: int = 1
 
     def __post_init__(self):
         check_kind(self.kind)
@@ -168,7 +171,7 @@ class Guarantee:
         known = attacks.of_one_point(self.epsilon, self.delta)
         if not self.losses or math.isinf(self.epsilon):
             return known
-        curve = privacy_loss.curve_of(self.losses, self.delta)
+        curve = group_privacy.curve_of(self.losses, self.delta, self.epsilon, self.changes)
         return lambda at: min(curve(at), known(at))
 
     def to_dict(self) -> dict[str, Any]:

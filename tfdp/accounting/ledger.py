@@ -134,7 +134,8 @@ class Ledger:
         run = self._entries.get(text("run_id", run_id))
         if run is None:
             return
-        if run.mechanism.nothing_proven(run, "zero_out") is None:
+        terms = run.of_single_terms()
+        if terms.mechanism.nothing_proven(terms, "zero_out") is None:
             raise LedgerError(f"Expected a run without privacy. Received {run_id}.")
         del self._entries[run_id]
         self.changes += 1

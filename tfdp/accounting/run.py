@@ -93,6 +93,12 @@ class Run:
         """Returns a copy whose noise multiplier is `noise`; a table is multiplied by `noise`."""
         return dataclasses.replace(self, mechanism=self.mechanism.with_noise(noise))
 
+    def of_single_terms(self) -> "Run":
+        """A copy whose records are single clipped terms of the sums, each of a user of its own."""
+        terms = self.sampling.of_groups(self.contribution.microbatch_size)
+        alone = dataclasses.replace(self.contribution, microbatch_size=1, max_examples_per_user=1)
+        return dataclasses.replace(self, sampling=terms, contribution=alone)
+
     def past(self) -> "Run":
         """A copy with tables cut at `steps`; equal for two runs that executed the same steps."""
         return dataclasses.replace(self, mechanism=self.mechanism.cut(self.steps), taken=None)

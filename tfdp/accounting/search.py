@@ -8,7 +8,8 @@ number of mean m, and trials with Rényi divergences e(order),
 
     e(order) + 2 (1 - 1/o) e(o) + 2 log(m) / o + log(m) / (order - 1)
 
-bounds the divergence of the release, for every other order o.
+bounds the divergence of the release, for every other order o. Trials count by the theorems about
+their neighbours, without group privacy.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ import numpy as np
 from tfdp._validate import positive
 from tfdp.accounting.analysis import analyse
 from tfdp.accounting.assumptions import Declared
-from tfdp.accounting.composition import proven_composition
+from tfdp.accounting.composition import directly_proven
 from tfdp.accounting.guarantee import Guarantee
 from tfdp.accounting.numerics.privacy_loss import ORDERS, RenyiLoss, rdp_to_epsilon, renyi_of
 from tfdp.accounting.run import Run
@@ -56,7 +57,7 @@ def of_random_search(
     It is infinite, with a reason, if nothing finite is proven about a trial, each a sequence of runs.
     """
     mean = _mean(mean)
-    alone = [proven_composition(runs, delta, adjacency) for runs in trials]
+    alone = [directly_proven(runs, delta, adjacency) for runs in trials]
     dearest = max(alone, key=lambda guarantee: guarantee.epsilon)
     if math.isinf(dearest.epsilon):
         return dearest

@@ -146,8 +146,6 @@ class Statement:
         cls, runs: Sequence[Run], claimed: Guarantee, proven: Guarantee, *, planned: bool = True
     ) -> "Statement":
         """Makes the statement of runs whose guarantees the caller has computed already."""
-        users = proven.max_examples_per_user > 1
-        whose = "all records of one user" if users else "one record"
         return cls(
             executed=wording.counted(wording.executed(run) for run in runs)
             or ("Nothing was executed.",),
@@ -158,7 +156,7 @@ class Statement:
             proven=proven,
             belief=wording.belief(proven) + ("" if proven.vacuous else f" {wording.rates(proven)}"),
             definition=wording.definition(proven),
-            pair=wording.PAIRS[proven.adjacency].format(one=whose),
+            pair=wording.pair(proven),
             comparison=wording.comparison(runs, claimed, proven),
             assumptions=proven.assumptions,
             not_covered=() if math.isinf(proven.epsilon) else wording.NOT_COVERED,

@@ -96,6 +96,18 @@ def _clipping(contribution: Contribution) -> str:
     return words
 
 
+def pair(proven: Guarantee) -> str:
+    """What neighbours are, and whether their distance is bridged by group privacy."""
+    users = proven.max_examples_per_user > 1
+    words = PAIRS[proven.adjacency].format(one="all records of one user" if users else "one record")
+    if proven.changes == 1:
+        return words
+    return (
+        f"{words} Neighbours are up to {proven.changes} single changes apart, and the proven figure "
+        "follows from the cost of one (group privacy)."
+    )
+
+
 def belief(proven: Guarantee) -> str:
     """Explains what a proven epsilon means for one record."""
     if math.isinf(proven.epsilon):

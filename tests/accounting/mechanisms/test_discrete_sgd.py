@@ -93,13 +93,12 @@ def test_other_families(noise):
     ("change", "adjacency", "words"),
     [
         ({"noise_multiplier": 0.0}, "zero_out", "noise"),
-        ({"microbatch_size": 2}, "zero_out", "microbatch_size"),
         ({"sampling": "cyclic"}, "zero_out", "Poisson"),
         ({"sampling": "with_replacement"}, "zero_out", "Poisson"),
         ({"sampling": "cyclic_poisson", "groups": 2}, "zero_out", "Poisson"),
         ({"batch_statistics": True}, "zero_out", "statistics"),
         ({"clip_groups": 2}, "zero_out", "groups"),
-        ({}, "replace_one", "pair"),
+        ({"sampling": "cyclic"}, "replace_one", "Poisson"),
     ],
 )
 def test_unproven_cases_are_infinite(change, adjacency, words):
@@ -109,6 +108,20 @@ def test_unproven_cases_are_infinite(change, adjacency, words):
     assert proven(SMALL, DELTA).epsilon < math.inf
     if change.get("noise_multiplier") != 0.0:
         assert claimed(vary(SMALL, **change), DELTA, adjacency).epsilon < math.inf
+
+
+@pytest.mark.parametrize(
+    ("change", "adjacency"),
+    [
+        ({}, "replace_one"),
+        ({"microbatch_size": 2}, "zero_out"),
+        ({"max_examples_per_user": 2}, "zero_out"),
+    ],
+)
+def test_two_terms_are_covered_by_group_privacy(change, adjacency):
+    found, one = proven(vary(SMALL, **change), DELTA, adjacency), proven(SMALL, DELTA)
+    assert found.changes == 2
+    assert 2 * one.epsilon < found.epsilon < 3 * one.epsilon
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "laplace"])

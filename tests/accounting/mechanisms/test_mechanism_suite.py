@@ -67,7 +67,6 @@ class TestDiscreteSGD(MechanismSuite):
         mechanism="discrete_sgd",
         encoding=Encoding(noise="laplace", num_weights=5),
     )
-    replaces = False
 
 
 class TestDPDropout(MechanismSuite):

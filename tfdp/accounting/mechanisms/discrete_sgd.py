@@ -14,13 +14,15 @@ worst corner is chosen for each Rényi order separately.
 
 Two cases are proven. One is Theorem C, for Poisson lots of single examples and a codebook that does
 not depend on the data. The other is Gaussian noise with any sampling: an encoded gradient is no
-longer than the clip norm, so the mechanism is DP-SGD. The following cases are not
-proven, so their epsilon is infinite:
+longer than the clip norm, so the mechanism is DP-SGD.
 
-* replace_one with noise that is not Gaussian. Two encoded gradients differ by up to twice the corner,
-  but their permutations differ, and a Poisson lot involves three distributions; there is no proof of
-  a dominating pair.
-* Noise that is not Gaussian with microbatches of several examples or with other samplings.
+Noise that is not Gaussian has no proven pair for replace_one, microbatches and users of several
+examples: two encoded gradients differ by up to twice the corner, but their permutations differ, and a
+Poisson lot involves three distributions. Group privacy covers these cases in Poisson lots, by Theorem C
+for each term that is left out or put in. The following cases are not proven, so their epsilon is
+infinite:
+
+* Noise that is not Gaussian with other samplings.
 * Codebooks fitted to private gradients, normalization statistics over the private lot, and clipping
   in several groups of weights.
 
@@ -136,13 +138,11 @@ class DiscreteSGD(NoisyMechanism):
             found = gaussian_steps.analyse_sums(run, self.noise_multiplier, delta, adjacency)
         else:
             found = self._by_theorem_c(run)
-        alone = run.contribution.microbatch_size == 1
         return found.also(
             Declared(
                 f"The codebook does not depend on the private data: {self.encoding.describe()}."
             ),
-            f"Every {'example' if alone else 'microbatch'} was encoded by itself, and denoising saw "
-            "nothing but the noisy sum.",
+            "Every clipped gradient was encoded by itself, and denoising saw only the noisy sum.",
         )
 
     def _by_theorem_c(self, run: Run) -> Analysis:

@@ -149,8 +149,10 @@ class Matrix(NoisyMechanism):
         )
 
     def claimed_epsilon(self, run: Run, delta: float) -> Claim:
-        """The proven epsilon for zero_out, as if the seed of the noise were secret."""
-        analysis = analyse(dataclasses.replace(run, insecure_seed=False), delta, "zero_out")
+        """The proven epsilon of one example for zero_out, as if the seed of the noise were secret."""
+        one = dataclasses.replace(run.contribution, max_examples_per_user=1)
+        run = dataclasses.replace(run, contribution=one, insecure_seed=False)
+        analysis = analyse(run, delta, "zero_out")
         if analysis.reason:
             return Claim(math.inf, reason=analysis.reason)
         spent = privacy_loss.epsilon_of(analysis.losses, delta)

@@ -1,0 +1,123 @@
+"""Group privacy of runs: users, replaced records and microbatches that have no theorem of their own."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tests.accounting.varying import vary
+from tfdp.accounting import (
+    Encoding,
+    Statement,
+    Strategy,
+    describe,
+    max_steps,
+    noise_for,
+    proven,
+    proven_composition,
+)
+from tfdp.accounting.composition import directly_proven
+
+DELTA = 1e-5
+RUN = describe(
+    "dpsgd", "poisson", num_examples=60000, lot_size=256, epochs=15, noise_multiplier=1.1
+)
+ALLOCATED = vary(RUN, sampling="random_allocation", steps=15 * 234)
+TURNS = vary(RUN, sampling="cyclic_poisson", groups=4)
+BANDS = Strategy(name="banded_toeplitz", coefficients=(1.0, 0.5, 0.4, 0.3))
+CORRELATED = vary(TURNS, mechanism="matrix", strategy=BANDS, noise_multiplier=3.0)
+STUDENT = Encoding(noise="student_t", degrees_of_freedom=9.0, num_weights=60000)
+
+
+@pytest.mark.parametrize(
+    ("run", "adjacency", "epsilon", "changes"),
+    [
+        (ALLOCATED, "replace_one", 2.3966, 2),
+        (vary(TURNS, max_examples_per_user=2), "zero_out", 6.0939, 2),
+        (vary(RUN, max_examples_per_user=2), "replace_one", 4.3663, 2),
+        (vary(ALLOCATED, microbatch_size=4), "zero_out", 2.3966, 2),
+        (vary(RUN, mechanism="discrete_sgd", encoding=STUDENT), "replace_one", 2.3989, 2),
+        (vary(ALLOCATED, max_examples_per_user=2), "replace_one", 5.5666, 4),
+    ],
+)
+def test_golden_values(run, adjacency, epsilon, changes):
+    found = proven(run, DELTA, adjacency)
+    assert found.epsilon == pytest.approx(epsilon, rel=1e-3)
+    assert found.changes == changes and "Vadhan" in found.details["conversion"]
+    assert found.epsilon < directly_proven([run], DELTA, adjacency).epsilon / 4
+    assert "group privacy" in Statement.of(run, DELTA, adjacency).pair
+
+
+@pytest.mark.parametrize("users", [1, 2, 3])
+def test_users_in_turns_are_no_better_off_than_they_are(users):
+    """All examples of a user may be in one group, whose turns are Poisson lots: an exact bound."""
+    turns = vary(TURNS, max_examples_per_user=users, steps=400, noise_multiplier=2.0)
+    group = vary(turns, sampling="poisson", num_examples=15000, steps=100)
+    exact, found = (proven(run, DELTA) for run in (group, turns))
+    assert exact.epsilon * (1 - 1e-6) <= found.epsilon <= 1.4 * exact.epsilon
+    assert exact.advantage * (1 - 1e-6) <= found.advantage <= 1.4 * exact.advantage
+
+
+def test_theorems_about_all_changes_stay_where_they_are_tighter():
+    for run, adjacency in (
+        (RUN, "replace_one"),
+        (vary(RUN, max_examples_per_user=3), "zero_out"),
+        (vary(RUN, sampling="cyclic", max_examples_per_user=3), "replace_one"),
+        (vary(RUN, microbatch_size=2), "zero_out"),
+    ):
+        found = proven(run, DELTA, adjacency)
+        assert found == directly_proven([run], DELTA, adjacency) and found.changes == 1
+
+
+def test_runs_are_composed_before_they_are_changed_several_times():
+    half = vary(ALLOCATED, steps=7 * 234)
+    rest = vary(ALLOCATED, steps=8 * 234)
+    both = proven_composition([half, rest], DELTA, "replace_one")
+    assert both.epsilon == pytest.approx(proven(ALLOCATED, DELTA, "replace_one").epsilon, rel=1e-3)
+    # The largest number of changes of a run counts for all of them.
+    mixed = proven_composition([vary(half, max_examples_per_user=2), rest], DELTA, "replace_one")
+    users = proven(vary(ALLOCATED, max_examples_per_user=2), DELTA, "replace_one")
+    assert mixed.changes == 4 and mixed.epsilon == pytest.approx(users.epsilon, rel=1e-3)
+    bare = proven_composition([half, vary(rest, noise_multiplier=0.0)], DELTA, "replace_one")
+    assert bare.epsilon == math.inf
+
+
+def test_calibration():
+    noise = noise_for(2.0, DELTA, ALLOCATED, adjacency="replace_one")
+    run = ALLOCATED.with_noise(noise)
+    assert 1.999 < proven(run, DELTA, "replace_one").epsilon <= 2.0
+    steps = max_steps(2.0, DELTA, run, adjacency="replace_one")
+    assert ALLOCATED.steps <= steps < ALLOCATED.steps + 234
+    run = vary(CORRELATED, max_examples_per_user=2)
+    noise = noise_for(advantage=0.1, run=run)
+    assert 0.099 < proven(run.with_noise(noise), 1e-6).advantage <= 0.1
+
+
+@pytest.mark.parametrize("users", [2, 3])
+@pytest.mark.parametrize("probability", [0.05, 0.5])
+def test_replaced_users_of_one_poisson_lot(users, probability):
+    """The sum moves by as many examples as are drawn, from one side to the other."""
+    noise, delta = 4.0, 1e-4
+    run = describe(
+        "dpsgd",
+        "poisson",
+        num_examples=1000,
+        lot_size=int(1000 * probability),
+        steps=1,
+        noise_multiplier=noise,
+        max_examples_per_user=users,
+    )
+    found = proven(run, delta, "replace_one")
+    x = np.linspace(-60, 60, 40_001)
+    chances = stats.binom.pmf(range(users + 1), users, probability)
+    p, q = (
+        sum(c * stats.norm.pdf(x, sign * j, noise) for j, c in enumerate(chances))
+        for sign in (1, -1)
+    )
+
+    def truth(epsilon):
+        return np.maximum(p - math.exp(epsilon) * q, 0).sum() * (x[1] - x[0])
+
+    assert truth(found.epsilon) <= delta < truth(0.3 * found.epsilon)
+    assert truth(0.0) <= found.advantage <= 3 * truth(0.0)

@@ -1,0 +1,86 @@
+"""Group privacy: what a mechanism that is private for one change is for several of them.
+
+Lemma (Vadhan 2017, "The complexity of differential privacy", lemma 2.2). Let data sets D_0, D_1, ...,
+D_k be such that a mechanism is (e, d)-DP for each D_i and D_(i+1), in both orders. Then, for D_0 and
+D_k, it is (k e, d S)-DP with
+
+    S = 1 + exp(e) + ... + exp((k - 1) e) = (exp(k e) - 1) / (exp(e) - 1).
+
+It holds for the mechanism as a whole, so `losses` here are those of everything that was released,
+composed; their epsilons bound both orders. Each point of their curve gives one for the k changes.
+"""
+
+import math
+from collections.abc import Sequence
+
+from scipy import optimize
+
+from tfdp.accounting.numerics import attacks, privacy_loss
+from tfdp.accounting.numerics.privacy_loss import Loss, Spent
+
+# Of the logarithm of the delta of one change, and its least value.
+_TOLERANCE, _LEAST = 1e-6, -600.0
+
+
+def log_sum(epsilon: float, changes: int) -> float:
+    """log S for an epsilon of one change of at least 0."""
+    if epsilon == 0:
+        return math.log(changes)
+    rest = math.log(math.expm1(-changes * epsilon) / math.expm1(-epsilon))
+    return (changes - 1) * epsilon + rest
+
+
+def epsilon_of(
+    losses: Sequence[Loss], delta: float, changes: int, below: float = math.inf
+) -> Spent | None:
+    """Epsilon of `changes` changes, two or more, of each of which `losses` are the losses.
+
+    Returns:
+      The epsilon at `delta`; None if it is not below `below`.
+    """
+    target = math.log(delta)
+
+    def of_one(log_delta: float) -> Spent:
+        return privacy_loss.epsilon_of(losses, math.exp(log_delta))
+
+    def excess(log_delta: float) -> float:
+        return log_delta + log_sum(of_one(log_delta).epsilon, changes) - target
+
+    # The larger the delta of one change that fits, the smaller is epsilon.
+    high = low = target - math.log(changes)
+    step = 1.0
+    while not excess(low) <= 0:
+        if low < _LEAST or not changes * of_one(low).epsilon < below:
+            return None
+        high, low, step = low, low - step, 2 * step
+    if low < high:
+        root = optimize.brentq(excess, low, high, xtol=_TOLERANCE)
+        near = root - 2 * _TOLERANCE
+        low = near if near > low and excess(near) <= 0 else low
+    one = of_one(low)
+    epsilon = changes * one.epsilon
+    if not epsilon < below:
+        return None
+    details = one.details | {
+        "bound": f"group privacy (Vadhan 2017, lemma 2.2) of {one.details['bound']}",
+        "changes": changes,
+        "epsilon_of_one_change": one.epsilon,
+        "delta_of_one_change": math.exp(low),
+    }
+    return Spent(epsilon, None, details)
+
+
+def curve_of(
+    losses: Sequence[Loss], delta: float, epsilon: float, changes: int = 1
+) -> attacks.Curve:
+    """A delta that is proven for each epsilon of at least 0, for `changes` changes.
+
+    `epsilon` is known to be finite at `delta`; see `privacy_loss.curve_of`.
+    """
+    one = privacy_loss.curve_of(losses, delta * math.exp(-log_sum(epsilon / changes, changes)))
+
+    def curve(at: float) -> float:
+        factor = math.exp(min(log_sum(at / changes, changes), 700.0))
+        return min(factor * one(at / changes), 1.0)
+
+    return curve
