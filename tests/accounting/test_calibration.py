@@ -90,8 +90,8 @@ def test_an_epsilon_that_no_noise_reaches_is_refused():
         mechanism="discrete_sgd", num_examples=1437, lot_size=400, steps=8, sampling="poisson",
         noise_multiplier=1.0, encoding=Encoding(noise="laplace", num_weights=650),
     )  # fmt: skip
-    with pytest.raises(CalibrationError, match=r"0\.1"):
-        noise_for(0.1, 1e-5, run)
+    with pytest.raises(CalibrationError, match=r"0\.001"):
+        noise_for(1e-3, 1e-5, run)
 
 
 @pytest.mark.parametrize("sampling", ["cyclic", "poisson"])

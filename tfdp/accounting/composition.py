@@ -79,8 +79,8 @@ def proven_composition(runs: Sequence[Run], delta: float, adjacency: str = "zero
       >>> print(f"{proven_composition([run, run], delta=1e-4).epsilon:.3f}")
       1.144
     """
+    runs = _counted(check_runs(runs))
     found = directly_proven(runs, delta, adjacency)
-    runs = _counted(runs)
     for way in (0, -1):  # the fewest changes, and the simplest
         found = _by_group_privacy(
             runs, [r.contribution.chains(adjacency)[way] for r in runs], found

@@ -32,14 +32,16 @@ K = np.array(ORDERS, dtype=float)
 def test_golden_student_t():
     found = corner("student_t", normal_quantiles(26010), degrees_of_freedom=9.0)
     assert found[0] == pytest.approx(0.83331637, rel=1e-7)
-    assert np.all(found < K * (K - 1) / 2 * 10 / 12)
-    assert np.all(found > K * (K - 1) / 2 * 10 / 12 * 0.96)
+    known = np.isfinite(found)
+    assert np.all(known[K <= 128])
+    assert np.all(found[known] < (K * (K - 1) / 2 * 10 / 12)[known])
+    assert np.all(found[K <= 64] > (K * (K - 1) / 2 * 10 / 12 * 0.96)[K <= 64])
 
 
 @pytest.mark.parametrize(("family", "nu"), CASES)
-@pytest.mark.parametrize("shift", [0.7])
-def test_moments_against_adaptive_quadrature(family, nu, shift):
-    for k, found in zip((2, 7), log_moments(family, [shift], (2, 7), nu)[0], strict=True):
+@pytest.mark.parametrize(("shift", "orders"), [(0.7, (2, 7)), (0.1, (2, 72))])
+def test_moments_against_adaptive_quadrature(family, nu, shift, orders):
+    for k, found in zip(orders, log_moments(family, [shift], orders, nu)[0], strict=True):
 
         def integrand(x, k=k):
             return np.exp(log_density(family, x, nu) + k * log_ratio(family, x, shift, nu))
@@ -161,12 +163,23 @@ def test_the_corner_dominates_its_box(family, nu, a, b, q):
     assert np.all(np.array(inside) <= np.array(profile(corner_shifts)) + 1e-6)
 
 
+@pytest.mark.parametrize(("family", "nu"), CASES)
+def test_moments_between_known_orders_lie_below_their_chord(family, nu):
+    moments = log_moments(family, [0.05], ORDERS, nu)[0]
+    between = (68, 100, 300)
+    exact = log_moments(family, [0.05], between, nu)[0]
+    found = subsampled(moments, 1.0, between) * (np.array(between) - 1)
+    assert np.all(exact <= found) and np.all(found <= 1.1 * exact)
+
+
 @pytest.mark.parametrize("q", [0.004, 1.0])
 def test_gaussian_rounds_are_dp_accountings(q):
     found = subsampled(corner("gaussian", np.full(25, 0.2 / 1.1)), q, ORDERS)
     accountant = dp_accounting.rdp.RdpAccountant(ORDERS)
     accountant.compose(dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(1.1)))
-    assert found == pytest.approx(accountant.rdp, rel=1e-7)
+    exact = K <= 64  # beyond, moments between the known orders are rounded up
+    assert found[exact] == pytest.approx(accountant.rdp[exact], rel=1e-7)
+    assert np.all(found >= accountant.rdp * (1 - 1e-7)) and np.all(found <= 1.1 * accountant.rdp)
 
 
 def test_two_thirds_of_the_noise_are_caught():

@@ -198,5 +198,5 @@ def _moments(encoding: Encoding, scale: float) -> np.ndarray:
 def step_divergences(
     encoding: Encoding, scale: float, probability: float, orders: tuple
 ) -> np.ndarray:
-    """Rényi divergences of one step; infinite for all but the whole orders from 2 to 64."""
+    """Rényi divergences of one step; infinite where the moments are not known."""
     return renyi_of_noise.subsampled(_moments(encoding, scale), probability, orders)

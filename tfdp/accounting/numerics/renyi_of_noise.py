@@ -24,7 +24,9 @@ from scipy import special
 
 from tfdp.accounting.numerics.noise_families import fisher_information, log_density, log_ratio
 
-ORDERS = tuple(range(2, 65))
+# Orders of the moments. K_k is a convex function of k, so between two of these its chord lies above it.
+ORDERS = (*range(2, 65), 72, 80, 96, 112, 128, 160, 192, 256, 384, 512, 1024)
+_CONSECUTIVE = 64
 # Trapezoid rule in u with x = sinh(u). Even the tails of a Cauchy density are negligible at the
 # ends, and the error is exponentially small in 1 / step for analytic densities.
 _U = np.linspace(-18.0, 18.0, 7201)
@@ -39,6 +41,8 @@ _LARGEST_SHIFT, _LARGEST_SHIFT_TIMES_ORDER = 20.0, 400.0
 # Numbers of Chebyshev nodes: few for shifts of up to 1/16, for which all orders of all families
 # converge. The interpolation counts as converged if the last coefficients have this relative size.
 _FEW_NODES, _NODES, _SMALL = 24, 96, 1 / 16
+# Where a larger order times the shift exceeds this, interpolation hardly ever converges.
+_LARGEST_INTERPOLATED = 32.0
 _INTERPOLATION_TOLERANCE = 1e-10
 # Intervals of the grid on which the largest value of an interpolant is looked for.
 _POINTS = 4000
@@ -65,7 +69,7 @@ def log_moments(
         # (k e^((k-1)t) + (k-1) e^(-kt)) / (2k - 1). For small shifts its two first-order terms
         # cancel, so only the remainders are added there.
         up, down = (k - 1) * t, -k * t
-        small = k * _expm1_minus(up) + (k - 1) * _expm1_minus(down)
+        small = k * _expm1_minus(np.minimum(up, 1.0)) + (k - 1) * _expm1_minus(down)
         exact = up + np.log((k + (k - 1) * np.exp(down - up)) / (2 * k - 1))
         return np.where(up < 1.0, np.log1p(small / (2 * k - 1)), exact)
     weight = _WEIGHT * np.exp(log_density(family, _X, degrees_of_freedom))
@@ -85,7 +89,8 @@ def _expm1_minus(x: np.ndarray) -> np.ndarray:
 def _quadrature(ratio: np.ndarray, weight: np.ndarray, orders: np.ndarray) -> np.ndarray:
     result = np.full(len(orders), np.inf)
     linear = orders * ratio.max() < _EXPONENT_LIMIT
-    places = {int(orders[i]): i for i in np.flatnonzero(linear)}
+    few = orders <= _CONSECUTIVE
+    places = {int(orders[i]): i for i in np.flatnonzero(linear & few)}
     # e^(kr) - 1 - k (e^r - 1) is a sum of (e^r - 1) (e^(jr) - 1) over j < k, none of them negative.
     once = np.expm1(np.minimum(ratio, _EXPONENT_LIMIT))
     power, total = once.copy(), np.zeros_like(once)
@@ -95,10 +100,11 @@ def _quadrature(ratio: np.ndarray, weight: np.ndarray, orders: np.ndarray) -> np
         power += once
         power += product
         if k in places:
-            terms = weight * total
-            fine, coarse = terms.sum(), 2 * terms[::2].sum()
-            if abs(fine - coarse) <= _QUADRATURE_TOLERANCE * abs(fine):
-                result[places[k]] = np.log1p(fine)
+            result[places[k]] = _log_moment(weight, total)
+    for i in np.flatnonzero(linear & ~few):
+        result[i] = _log_moment(
+            weight, _expm1_minus(orders[i] * ratio) - orders[i] * _expm1_minus(ratio)
+        )
     for i in np.flatnonzero(~linear):
         with np.errstate(divide="ignore"):
             terms = orders[i] * ratio + np.log(weight)
@@ -107,6 +113,14 @@ def _quadrature(ratio: np.ndarray, weight: np.ndarray, orders: np.ndarray) -> np
         if abs(fine - coarse) <= _QUADRATURE_TOLERANCE:
             result[i] = fine
     return result
+
+
+def _log_moment(weight: np.ndarray, excess: np.ndarray) -> float:
+    """log of 1 + the integral of `excess`, or infinity if it did not converge."""
+    terms = weight * excess
+    fine, coarse = terms.sum(), 2 * terms[::2].sum()
+    converged = abs(fine - coarse) <= _QUADRATURE_TOLERANCE * abs(fine)
+    return float(np.log1p(fine)) if converged else math.inf
 
 
 def corner(
@@ -196,8 +210,9 @@ def _interpolant(family: str, largest: float, orders: tuple, degrees_of_freedom:
     nodes = _FEW_NODES if largest <= _SMALL else _NODES
     angles = np.pi * (np.arange(nodes) + 0.5) / nodes
     squares = np.maximum((np.cos(angles) + 1) / 2 * largest**2, 1e-16)
-    # Beyond, the moments of the largest shift are not known, and the quadratures would be slow.
-    known = np.asarray(orders) * math.sqrt(squares[0]) <= _LARGEST_SHIFT_TIMES_ORDER
+    k = np.asarray(orders)
+    most = np.where(k > _CONSECUTIVE, _LARGEST_INTERPOLATED, _LARGEST_SHIFT_TIMES_ORDER)
+    known = k * math.sqrt(squares[0]) <= most
     values = log_moments(family, np.sqrt(squares), np.asarray(orders)[known], degrees_of_freedom)
     values = values / squares[:, None]
     finite = np.all(np.isfinite(values), axis=0)
@@ -214,9 +229,12 @@ def _interpolant(family: str, largest: float, orders: tuple, degrees_of_freedom:
 def subsampled(moments: np.ndarray, probability: float, orders: Sequence[float]) -> np.ndarray:
     """Divergences of one round in which a record takes part secretly with probability q in (0, 1].
 
-    The moments are K_k for k = 2..k_max; all but the whole orders from 2 to k_max are infinite.
+    The moments are K_k for the first of `ORDERS`; all but whole orders up to the last finite one are
+    infinite.
     """
-    known = np.concatenate([[0.0, 0.0], moments])
+    finite = np.isfinite(moments)
+    at = np.concatenate([[0, 1], np.asarray(ORDERS)[: len(moments)][finite]])
+    known = np.interp(np.arange(at[-1] + 1), at, np.concatenate([[0.0, 0.0], moments[finite]]))
     result = np.full(len(orders), np.inf)
     for i, order in enumerate(orders):
         if order != int(order) or not 2 <= order < len(known):
