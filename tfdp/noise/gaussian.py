@@ -27,9 +27,8 @@ import tensorflow as tf
 from tfdp._compat.tensorflow import on_gpu
 
 _PHILOX = 1
-_NUMBERS_PER_BLOCK = (
-    8  # from four words for radii and four for angles, which one counter each makes
-)
+# One counter of Philox makes four words, for radii or for angles, and two words make two numbers.
+_NUMBERS_PER_BLOCK = 8
 # Numbers made at a time on a CPU: few enough for the intermediate arrays to stay in its cache
 # (measured for 11 million: half the time of making all at once).
 _PIECE = 1 << 18
