@@ -67,7 +67,7 @@ def test_each_operation_of_a_step_has_a_kernel_for_a_gpu(monkeypatch, engine):
     gaussians = NoiseSource.gaussians
 
     def seen(*arguments):
-        graphs.append(tf.compat.v1.get_default_graph())  # that of the step, which adds the noise
+        graphs.append(tf.compat.v1.get_default_graph())  # noise is added in the step's own graph
         return gaussians(*arguments)
 
     monkeypatch.setattr(NoiseSource, "gaussians", seen)

@@ -11,8 +11,8 @@ from tfdp.accounting.numerics import group_privacy, privacy_loss
 from tfdp.accounting.run import Run, check_runs
 from tfdp.accounting.sampling import Unknown
 
-# Delta for which one change is analysed, as a share of that of all: each has a much smaller one.
-_DELTA_OF_ONE_CHANGE = 1e-2
+# A single change gets a much smaller delta than all of them, so its losses need finer tails.
+_TAILS_OF_ONE_CHANGE = 1e-2
 
 
 def proven(run: Run, delta: float, adjacency: str = "zero_out") -> Guarantee:
@@ -95,9 +95,9 @@ def _by_group_privacy(
     changes = max((number for _, number in chains), default=1)
     if changes == 1:
         return found
-    delta = _DELTA_OF_ONE_CHANGE * found.delta
+    tails = _TAILS_OF_ONE_CHANGE * found.delta
     analyses = [
-        analyse_one_change(run, delta, kind) for run, (kind, _) in zip(runs, chains, strict=True)
+        analyse_one_change(run, tails, kind) for run, (kind, _) in zip(runs, chains, strict=True)
     ]
     losses = _losses(analyses)
     # Of theorems of the same kinds, those about all changes at once are as tight, or tighter.

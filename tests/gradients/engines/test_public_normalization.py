@@ -129,11 +129,8 @@ def test_an_example_moves_the_sum_by_at_most_the_clip_norm(engine):
         x[2] *= outlier
         rows = tf.constant(x), y
         whole, without = sums(*rows, present)[0], sums(*rows, present - tf.one_hot(2, 6))[0]
-        assert (
-            0
-            < np.linalg.norm(whole - without)
-            <= bound.l2_norm_clip * bound.relative_sensitivity() * (1 + 1e-5)
-        )
+        sensitivity = bound.l2_norm_clip * bound.relative_sensitivity()
+        assert 0 < np.linalg.norm(whole - without) <= sensitivity * (1 + 1e-5)
 
 
 # -- training ------------------------------------------------------------------------------------
