@@ -192,6 +192,12 @@ def test_a_layer_that_mixes_rows_is_refused_by_name(name):
         trained(model, L.SparseCategoricalCrossentropy(), LABELS)
 
 
+def test_a_layer_that_mixes_rows_is_refused_beside_one_that_draws():
+    model = model_of(layers.Dropout(0.5), Function(normalized, name="mixing"))
+    with pytest.raises(ValueError, match="mixing"):
+        trained(model, "mse", HOT)
+
+
 def test_outputs_over_pairs_of_rows_are_refused_with_arrays():
     first, second = keras.Input((4,)), keras.Input((4,))
     outputs = ops.matmul(layers.Dense(3)(first), ops.transpose(layers.Dense(3)(second)))

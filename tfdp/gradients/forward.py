@@ -78,8 +78,6 @@ class Forward:
 
     Args:
         model: a built and compiled Keras model.
-        seed_shift: added to the seeds from which examples get random numbers, an int64 tensor [2]; None
-            adds nothing.
 
     Attributes:
         row_bytes: about how many bytes of floats a pass computes for one row, which
@@ -92,13 +90,13 @@ class Forward:
         ValueError: the model has no trainable variable.
     """
 
-    def __init__(self, model, seed_shift: tf.Tensor | None = None):
+    def __init__(self, model):
         self.model = model
         self.variables = list(model.trainable_variables)
         self.state_variables = list(model.non_trainable_variables)
         if (shared := shared_seed_state()) is not None:
             self.state_variables.append(shared)
-        self._seed_shift = tf.zeros([2], tf.int64) if seed_shift is None else seed_shift
+        self._seed_shift = None
         if not self.variables:
             remedy = "Give it an Input layer, or call it once on data."
             if model.built:
@@ -122,9 +120,14 @@ class Forward:
             if self.is_per_example(index):
                 shift = tf.cast(chunk, value.dtype) * tf.constant(_CHUNK_STRIDE, value.dtype)
                 value += tf.stack([shift, tf.zeros_like(shift)])
-                value += tf.cast(self._seed_shift, value.dtype)
+                if self._seed_shift is not None:
+                    value += tf.cast(self._seed_shift, value.dtype)
             values.append(value)
         return values
+
+    def shift_seeds(self, shift: tf.Tensor) -> None:
+        """Adds a shift, an int64 tensor [2], to the seeds from which examples draw from now on."""
+        self._seed_shift = shift
 
     def is_per_example(self, index: int) -> bool:
         """Whether state variable number `index` must differ from example to example."""

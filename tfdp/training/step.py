@@ -49,10 +49,11 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
     sample_weight = session.admitted(sample_weight)
     if session.fixes_rows:
         x, y, sample_weight = with_rows((x, y, sample_weight), run.sampling.lot_size)
-    forward = Forward(model, session.seed_shift())
+    forward = Forward(model)
     if not run.insecure_seed:  # operations of tf.random: as for the seeds of layers
         tf.compat.v1.set_random_seed(int.from_bytes(os.urandom(4)))
-    traced = examine(forward, x, y)
+    traced = examine(forward, x, y)  # which draws, and is no step
+    forward.shift_seeds(session.seed_shift())
     session.check_step(forward.variables, optimizer)
     before = forward.state()
     seen = [(v, tf.convert_to_tensor(v)) for v in forward.variables]
