@@ -125,6 +125,13 @@ def test_max_steps_at_the_boundary_with_and_without_earlier_runs(run, kind):
     assert 0 < found[1] < found[0] >= 60
 
 
+def test_claims_are_about_single_examples():
+    run = describe("dpsgd", num_examples=1000, lot_size=50, steps=60, noise_multiplier=2.0)
+    for search in (noise_for, max_steps):
+        with pytest.raises(ValueError, match="one example"):
+            search(2.0, 1e-4, run.for_users(10), kind="claimed")
+
+
 def test_max_steps_ends():
     assert max_steps(1.0, DELTA, vary(SI, noise_multiplier=0.0)) == 0
     assert max_steps(1e-3, DELTA, vary(DPSGD, sampling="unknown")) == 0

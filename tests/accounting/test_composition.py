@@ -21,6 +21,7 @@ from tfdp.accounting import (
 from tfdp.accounting.guarantee import format_epsilon
 from tfdp.accounting.mechanisms import registry
 from tfdp.accounting.mechanisms.none import NoMechanism
+from tfdp.accounting.search import of_random_search
 
 DELTA = 1e-5
 POISSON = describe(
@@ -120,6 +121,17 @@ def test_random_si_segments_compose():
     assert (
         max(parts) < with_dpsgd < sum(proven(run, DELTA / 2).epsilon for run in (random, POISSON))
     )
+
+
+def test_runs_of_different_users_are_all_about_the_most_examples():
+    one = describe("dpsgd", num_examples=1000, lot_size=50, steps=60, noise_multiplier=2.0)
+    four = one.for_users(4)
+    found = proven_composition([one, four], 1e-4)
+    assert found.max_examples_per_user == 4
+    assert found.epsilon == proven_composition([four, four], 1e-4).epsilon
+    trials = [[one], [four]], [[four], [four]]
+    mixed, alike = (of_random_search(each, 1e-4, "zero_out", 5) for each in trials)
+    assert mixed.epsilon == alike.epsilon
 
 
 def test_one_bad_segment_spoils_the_composition():

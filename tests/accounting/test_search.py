@@ -8,6 +8,8 @@ import pytest
 
 from tests.accounting.varying import vary
 from tfdp.accounting import Ledger, Statement, describe, draw_trials, proven, proven_composition
+from tfdp.accounting.analysis import analyse
+from tfdp.accounting.numerics.privacy_loss import rdp_to_epsilon, renyi_of
 from tfdp.accounting.search import of_random_search
 
 DELTA = 1e-5
@@ -42,6 +44,18 @@ def test_a_random_number_of_trials_costs_a_few():
     said = Statement.of_search(ledgers(3), DELTA, random_trials=10)
     assert said.proven.epsilon == found[1]
     assert any("draw_trials(10)" in sentence for sentence in said.assumptions)
+
+
+def test_left_out_outcomes_are_charged_under_both_neighbours():
+    """Lots with replacement leave out rare numbers of draws; at a large epsilon these count."""
+    run = describe(
+        "dpsgd", "with_replacement", num_examples=200, lot_size=10, steps=40, noise_multiplier=1.02
+    )
+    found = of_random_search([[run]], DELTA, "zero_out", 5)
+    missing = 5 * renyi_of(analyse(run, 1e-9 * DELTA, "zero_out").losses)[1]
+    left = DELTA - (1 + math.exp(found.epsilon)) * missing
+    assert 0 < left < DELTA * (1 - 1e-3)
+    assert rdp_to_epsilon(found.losses[0].divergences, left)[0] <= found.epsilon
 
 
 def test_it_bounds_a_search_by_brute_force():

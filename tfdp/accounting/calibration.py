@@ -66,6 +66,7 @@ def noise_for(
     Raises:
       CalibrationError: If no noise gives a finite guarantee within the budget.
       TypeError: If not exactly one of run and keywords, or of budget and advantage, is given.
+      ValueError: If a claim is asked for about users of several examples.
 
     Example:
       >>> from tfdp.accounting import noise_for
@@ -84,6 +85,7 @@ def noise_for(
     check_adjacency(adjacency)
     first = {} if isinstance(fields.get("mechanism"), Mechanism) else {"noise_multiplier": 1.0}
     run = _given(run, fields, first, searched={"noise_multiplier"})
+    _check_claim(kind, run)
     if run.steps == 0:
         raise CalibrationError("Expected a run of at least one step. Received steps=0.")
     if advantage is not None:
@@ -131,6 +133,15 @@ def typical_noise(run: Run, epsilon: float, delta: float, adjacency: str) -> flo
         if losses:
             found.append(privacy_loss.typical_noise(losses, mu))
     return min(found, default=1.0)
+
+
+def _check_claim(kind: str, run: Run) -> None:
+    users = run.contribution.max_examples_per_user
+    if kind == "claimed" and users > 1:
+        raise ValueError(
+            f"The papers claim nothing about users of {users} examples: their formulas are for one "
+            'example. Pass kind="proven", or max_examples_per_user=1.'
+        )
 
 
 def _given(run: Run | None, fields: dict, first: dict[str, Any], searched: set[str]) -> Run:
@@ -221,6 +232,7 @@ def max_steps(
 
     Raises:
       TypeError: If both `run` and keywords are given, or neither, or a number of steps.
+      ValueError: If a claim is asked for about users of several examples.
 
     Example:
       >>> from tfdp.accounting import describe, max_steps
@@ -233,6 +245,7 @@ def max_steps(
     check_delta(delta)
     check_kind(kind)
     run = _given(run, fields, {"steps": 0}, searched={"steps", "epochs"})
+    _check_claim(kind, run)
     earlier = [past for past in check_runs(earlier) if past.steps]
 
     def excess(steps: int) -> float:

@@ -126,7 +126,16 @@ def directly_proven(runs: Sequence[Run], delta: float, adjacency: str) -> Guaran
 
 
 def _counted(runs: Sequence[Run]) -> list[Run]:
-    return [run for run in runs if run.steps or len(runs) == 1]
+    return in_equal_terms([[run for run in runs if run.steps or len(runs) == 1]])[0]
+
+
+def in_equal_terms(trials: Sequence[Sequence[Run]]) -> list[list[Run]]:
+    """The same runs, all about the largest number of examples of a user that one of them allows.
+
+    A user may have that many examples in each of the runs, so each is analysed for that number.
+    """
+    users = max((r.contribution.max_examples_per_user for t in trials for r in t), default=1)
+    return [[run.for_users(users) for run in runs] for runs in trials]
 
 
 def _losses(analyses: Sequence[Analysis]) -> tuple[privacy_loss.Loss, ...]:

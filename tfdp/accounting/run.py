@@ -93,6 +93,11 @@ class Run:
         """Returns a copy whose noise multiplier is `noise`; a table is multiplied by `noise`."""
         return dataclasses.replace(self, mechanism=self.mechanism.with_noise(noise))
 
+    def for_users(self, examples: int) -> "Run":
+        """A copy about users who have up to `examples` examples each."""
+        contribution = dataclasses.replace(self.contribution, max_examples_per_user=examples)
+        return dataclasses.replace(self, contribution=contribution)
+
     def of_single_terms(self) -> "Run":
         """A copy whose records are single clipped terms of the sums, each of a user of its own."""
         terms = self.sampling.of_groups(self.contribution.microbatch_size)

@@ -22,11 +22,13 @@ import numpy as np
 from tfdp._validate import positive
 from tfdp.accounting.analysis import analyse
 from tfdp.accounting.assumptions import Declared
-from tfdp.accounting.composition import directly_proven
+from tfdp.accounting.composition import directly_proven, in_equal_terms
 from tfdp.accounting.guarantee import Guarantee
 from tfdp.accounting.numerics.privacy_loss import ORDERS, RenyiLoss, rdp_to_epsilon, renyi_of
 from tfdp.accounting.run import Run
 
+# Outcomes that are left out count e^epsilon times, so they have to be much rarer than delta.
+_TAILS = 1e-9
 _ASSUMPTIONS = (
     "The number of trials was drawn before the search, by draw_trials({mean:g}), and followed.",
     "Each trial drew its settings at random, whatever other trials found, and none that could have "
@@ -57,6 +59,7 @@ def of_random_search(
     It is infinite, with a reason, if nothing finite is proven about a trial, each a sequence of runs.
     """
     mean = _mean(mean)
+    trials = in_equal_terms(trials)
     alone = [directly_proven(runs, delta, adjacency) for runs in trials]
     dearest = max(alone, key=lambda guarantee: guarantee.epsilon)
     if math.isinf(dearest.epsilon):
@@ -64,13 +67,13 @@ def of_random_search(
     orders = np.asarray(ORDERS)
     divergences, missing = np.zeros(len(orders)), 0.0
     for runs in trials:
-        losses = [loss for run in runs for loss in analyse(run, delta, adjacency).losses]
+        tails = _TAILS * delta
+        losses = [loss for run in runs for loss in analyse(run, tails, adjacency).losses]
         found, left_out = renyi_of(losses)
         divergences, missing = np.maximum(divergences, found), max(missing, left_out)
     chosen = np.min(2 * (1 - 1 / orders) * divergences + 2 * math.log(mean) / orders)
     together = divergences + chosen + math.log(mean) / (orders - 1)
-    left = delta - mean * missing
-    epsilon, order = rdp_to_epsilon(together, left) if left > 0 else (math.inf, math.nan)
+    epsilon, order = _epsilon(together, delta, mean * missing)
     reason = None if epsilon < math.inf else "The noise is too small for a finite bound."
     return dataclasses.replace(
         dearest,
@@ -84,6 +87,23 @@ def of_random_search(
             *(Declared(each.format(mean=mean)) for each in _ASSUMPTIONS),
         ),
     )
+
+
+def _epsilon(divergences: np.ndarray, delta: float, missing: float) -> tuple[float, float]:
+    """(epsilon, order) where outcomes of probability `missing` are left out, under either neighbour.
+
+    They add up to (1 + e^epsilon) * missing to delta.
+    """
+    epsilon = 0.0
+    for _ in range(100):
+        left = delta - (1.0 + math.exp(min(epsilon, 700.0))) * missing
+        if not left > 0:
+            break
+        found, order = rdp_to_epsilon(divergences, left)
+        if not found > epsilon:
+            return epsilon, order
+        epsilon = found * (1 + 1e-12)
+    return math.inf, math.nan
 
 
 def _mean(mean: float) -> float:

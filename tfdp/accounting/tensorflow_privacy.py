@@ -4,7 +4,6 @@ Their arguments do not say how lots were drawn, on which everything that is prov
 statement names the ways in which lots may have been drawn, with what is proven for each.
 """
 
-import dataclasses
 import math
 import textwrap
 
@@ -88,13 +87,7 @@ def compute_dp_sgd_privacy_statement(
     conditions = _CONDITIONS | {"claimed": "claimed (formula of 2020, any lots):"}
     lines = [*textwrap.wrap(about, 96), "", *_table(conditions, figures)]
     if users is not None:
-        of_users = {
-            name: dataclasses.replace(
-                run,
-                contribution=dataclasses.replace(run.contribution, max_examples_per_user=users),
-            )
-            for name, run in runs.items()
-        }
+        of_users = {name: run.for_users(users) for name, run in runs.items()}
         lines += ["", f"For all examples of one user together, who has at most {users}:"]
         lines += _table(_CONDITIONS, _proven(of_users, delta))
     for paragraph in (_ADVICE, *([_MICROBATCHES] if several else [])):

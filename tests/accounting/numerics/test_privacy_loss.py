@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from tfdp.accounting.numerics import gaussian
 from tfdp.accounting.numerics.privacy_loss import (
@@ -68,11 +69,42 @@ def test_left_out_mass_is_charged_to_delta():
     assert epsilon_of([hopeless], DELTA).epsilon == math.inf
 
 
-def test_a_tiny_delta_is_left_to_renyi_divergences():
-    for delta in (1e-9, 1e-12, 1e-15):
-        spent = epsilon_of([ROUNDS], delta)
-        assert spent.epsilon < epsilon_of([GaussianLoss(math.sqrt(500.0))], delta).epsilon / 10
-    assert spent.details["bound"] == "RDP"
+def test_a_delta_below_the_rounding_of_all_losses():
+    loss = SubsampledLoss((Component(1.0, 1e-3, 1.0),), 10_000)
+    assert epsilon_of([loss], 1e-10).epsilon == pytest.approx(0.854, abs=5e-4)
+
+
+def shown(q, noise, steps, delta):
+    """Epsilon that the event shows that some step's outcome exceeds a threshold, at its best."""
+    at = np.linspace(0.05, 20.0, 400)
+    without = -np.expm1(steps * stats.norm.logcdf(at / noise))
+    q_up, q_down = q * stats.norm.sf((at - 1) / noise), (1 - q) * stats.norm.sf(at / noise)
+    present = -np.expm1(steps * np.log1p(-np.minimum(q_up + q_down, 1 - 1e-16))) - delta
+    some = (without > 0) & (present > 0)
+    return float(np.max(np.log(present[some] / without[some]), initial=0.0))
+
+
+@pytest.mark.parametrize(
+    ("q", "noise", "steps", "delta"),
+    [
+        (5e-8, 0.1, 10_000, 1e-5),
+        (1e-12, 0.1, 100_000, 1e-9),
+        (1e-10, 0.18, 100_000, 1e-9),
+        (5e-8, 0.3, 1_000, 1e-9),
+        (1e-6, 0.18, 1_000, 1e-5),
+        (1e-4, 0.5, 1_000, 1e-9),
+    ],
+)
+def test_tiny_sampling_probabilities(q, noise, steps, delta):
+    """Above what an event shows and close to it; more with less noise, larger q and more steps."""
+
+    def spent(q, noise, steps):
+        return epsilon_of([SubsampledLoss((Component(1.0, q, noise),), steps)], delta).epsilon
+
+    least, found = shown(q, noise, steps, delta), spent(q, noise, steps)
+    assert least <= found <= 1.15 * least
+    for more in ((3 * q, noise, steps), (q, 0.9 * noise, steps), (q, noise, 2 * steps)):
+        assert spent(*more) >= found
 
 
 def test_useless_orders_are_dropped():

@@ -150,8 +150,7 @@ class Matrix(NoisyMechanism):
 
     def claimed_epsilon(self, run: Run, delta: float) -> Claim:
         """The proven epsilon of one example for zero_out, as if the seed of the noise were secret."""
-        one = dataclasses.replace(run.contribution, max_examples_per_user=1)
-        run = dataclasses.replace(run, contribution=one, insecure_seed=False)
+        run = dataclasses.replace(run.for_users(1), insecure_seed=False)
         analysis = analyse(run, delta, "zero_out")
         if analysis.reason:
             return Claim(math.inf, reason=analysis.reason)

@@ -76,7 +76,7 @@ def _sums(lots: int, shift: float, included: bool) -> tuple[list[_Law], float]:
     """The law of the sum of an epoch's X in parts, and the mass that is left out."""
     small, large = _parts(lots, shift)
     rest = lots - 1 if included else lots
-    found, total = [], 0.0
+    found, total = [], 0.0  # the total without what rounding may have added
     for k in range(rest + 1):  # large values beside the example's lot
         before = total
         cases = [([(small, rest - k)], [(large, k)], False)]
@@ -88,14 +88,15 @@ def _sums(lots: int, shift: float, included: bool) -> tuple[list[_Law], float]:
         for fine, coarse, weighted in cases:
             if math.comb(rest, k) * _mass(fine) * _mass(coarse) < _LEFT_OUT * lots:
                 continue
-            law = _sum_of(*fine)
+            law, missing = _sum_of(*fine)
             if sum(count for _, count in coarse):
-                law = _sum_of((_coarser(law, large.step, weighted), 1), *coarse)
+                law, more = _sum_of((_coarser(law, large.step, weighted), 1), *coarse)
+                missing += more
             found.append(_Law(law.first, law.step, law.chances * math.comb(rest, k)))
-            total += float(found[-1].chances.sum())
+            total += math.comb(rest, k) * _mass(fine) * _mass(coarse) * (1.0 - missing)
         if total == before:
             break
-    return found, max(1.0 - total, 0.0) + 1e-14
+    return found, max(1.0 - total, 0.0) + 1e-14 + 1e-15 * lots
 
 
 def _mass(terms: Sequence[tuple[_Law, int]]) -> float:
@@ -108,18 +109,22 @@ def _weighted(law: _Law) -> _Law:
 
 
 @functools.lru_cache(maxsize=16)  # both orders need sums of about as many small values
-def _sum_of(*terms: tuple[_Law, int]) -> _Law:
-    """The law of the sum of independent numbers, each with its number of copies."""
+def _sum_of(*terms: tuple[_Law, int]) -> tuple[_Law, float]:
+    """The law of the sum of independent numbers, each with its number of copies.
+
+    The second result is the share of its mass that truncation and rounding may have left out.
+    """
     terms = [(law, count) for law, count in terms if count]
     if not terms:
-        return _Law(0.0, 1.0, np.ones(1))
+        return _Law(0.0, 1.0, np.ones(1)), 0.0
     # Laws of a mass below 1 are brought to 1 for the sum, and back.
     step = terms[0][0].step
     grid = sum_of(
         [(Grid(step, 0, law.chances / law.chances.sum(), 0.0), count) for law, count in terms]
     )
     first = sum(law.first * count for law, count in terms)
-    return _Law(first + grid.lowest * step, step, grid.chances * _mass(terms))
+    law = _Law(first + grid.lowest * step, step, grid.chances * _mass(terms))
+    return law, grid.infinite
 
 
 @functools.lru_cache(maxsize=16)

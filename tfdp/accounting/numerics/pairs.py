@@ -37,6 +37,8 @@ PAIRS = ("add", "replace", "slot", "triangle", "allocation")
 _TAIL = 1e-20
 # Largest width of a cell, and about the largest number of cells.
 _WIDTH, _CELLS = 0.01, 1_000_000
+# e to this number is a float.
+_LARGEST_EXPONENT = 700.0
 # Of Gauss-Legendre quadrature with two nodes, whose weights are 1.
 _NODES = (-1 / math.sqrt(3), 1 / math.sqrt(3))
 
@@ -80,9 +82,12 @@ class Gaussians:
         exponents = [c * x - c * c / 2 for c in self.centres]
         near = np.zeros_like(x)
         for weight, exponent in zip(self.weights, exponents, strict=True):
-            near += weight * np.expm1(np.minimum(exponent, 30.0))
+            near += weight * np.expm1(np.minimum(exponent, _LARGEST_EXPONENT))
         result = np.log1p(np.maximum(near, -0.5))
+        # However small a weight is, its term counts where the exponent is large.
         far = (near < -0.5) | (near > 1e6)
+        for exponent in exponents:
+            far |= exponent > _LARGEST_EXPONENT
         if np.any(far):
             rest = max(1.0 - float(self.weights.sum()), 0.0)
             terms = [math.log(w) + e[far] for w, e in zip(self.weights, exponents, strict=True)]

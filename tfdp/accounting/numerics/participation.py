@@ -38,9 +38,11 @@ def draws(run: "Run", tail: float) -> tuple[np.ndarray, float] | None:
 def _whole(law: Law) -> Law:
     """Returns the law with an overflow that includes all missing probability, whatever its cause."""
     values, probabilities, overflow = law
-    missing = 1.0 - math.fsum(probabilities)
-    # A difference of up to 1e-10 is rounding of the sum; it must not consume a tiny delta.
-    return values, probabilities, missing if missing > overflow + 1e-10 else overflow
+    missing = 1.0 - math.fsum(probabilities) - overflow
+    if missing > 1e-10:
+        return values, probabilities, overflow + missing
+    # So little is rounding, which is relative to each probability and must not consume a tiny delta.
+    return values, probabilities * (1.0 + max(missing, 0.0)), overflow
 
 
 def occurrence_law(run: "Run", steps: int, delta: float, scale: float) -> Law:

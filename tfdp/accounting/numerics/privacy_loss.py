@@ -8,7 +8,7 @@ loss are enough for every mechanism here:
   (Theorem B). Squares of mu add as independent random numbers. Beside amplified steps, it is one round
   of a public mixture of Gaussians.
 * `SubsampledLoss`: steps that the secrecy of the sample amplifies. They compose as privacy loss
-  distributions. For a delta that is as small as their rounding, Rényi divergences decide.
+  distributions, or, where no grid fits, as Rényi divergences.
 * `RenyiLoss`: steps of which only Rényi divergences are known.
 
 Composition is adaptive: a later loss may depend on earlier releases.
@@ -28,8 +28,8 @@ from tfdp.accounting.numerics.subsampled import SubsampledLoss, composed, renyi_
 
 # Largest number of different mu that a random mu has beside amplified steps.
 _LEVELS = 64
-# Deltas below this many times the mass that a composition leaves out are left to Rényi divergences.
-_WELL_ABOVE = 3.0
+# If a composition leaves out more than this share of delta, it is computed for this delta alone.
+_NOTICED = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,9 +106,9 @@ def curve_of(losses: Sequence[Loss], delta: float) -> attacks.Curve:
     """
     mu, random, steps = _sorted(losses)
     if steps:
-        overflow, distribution = _composed(steps)
-        if distribution is not None and overflow + distribution.infinite < delta / _WELL_ABOVE:
-            return lambda at: min(distribution.delta(at) + overflow, 1.0)
+        overflow, found = _composed(steps, delta)
+        if found:
+            return lambda at: min(min(each.delta(at) for each in found) + overflow, 1.0)
         divergences, left_out = _renyi(steps)
         return lambda at: min(_renyi_delta(divergences, at) + left_out, 1.0)
     squares, probabilities, overflow = np.array([mu * mu]), np.array([1.0]), 0.0
@@ -238,14 +238,14 @@ def _add_random(random: Sequence[RandomGaussianLoss], constant: float, points: i
 # Calibration, the limit of a budget, progress bars and the final statement ask for the same epsilons.
 @functools.lru_cache(maxsize=256)
 def _spent_by_steps(steps: tuple[SubsampledLoss | RenyiLoss, ...], delta: float) -> Spent:
-    overflow, distribution = _composed(steps)
+    overflow, found = _composed(steps, delta)
     # The rounds that are left out have the total probability `overflow`, which delta has to cover.
     left = delta - overflow
     if not left > 0:
         return Spent(math.inf, None, {"bound": "tail mass exceeds delta"})
-    by_pld = math.inf if distribution is None else distribution.epsilon(left)
+    by_pld = min((each.epsilon(left) for each in found), default=math.inf)
     by_rdp, order = math.inf, math.nan
-    if distribution is None or not distribution.infinite < left / _WELL_ABOVE:
+    if math.isinf(by_pld):
         divergences, left_out = _renyi(steps)
         if left_out < delta:
             by_rdp, order = rdp_to_epsilon(divergences, delta - left_out)
@@ -255,13 +255,16 @@ def _spent_by_steps(steps: tuple[SubsampledLoss | RenyiLoss, ...], delta: float)
 
 
 @functools.lru_cache(maxsize=2)  # a statement asks for epsilon, and then for the curve
-def _composed(steps):
-    """(probability of outcomes that are left out, distribution of all steps or None)."""
+def _composed(steps, delta):
+    """(probability of outcomes that are left out, distributions of all steps; none if none fits)."""
     sampled = [loss for loss in steps if isinstance(loss, SubsampledLoss)]
     overflow = sum(loss.steps * loss.overflow for loss in sampled)
     if len(sampled) < len(steps):
-        return overflow, None  # only Rényi divergences are known of one loss
-    return overflow, composed(sampled)
+        return overflow, ()  # only Rényi divergences are known of one loss
+    found = composed(sampled)
+    if found is None or found.infinite <= _NOTICED * delta:
+        return overflow, () if found is None else (found,)
+    return overflow, tuple(each for each in (found, composed(sampled, delta)) if each is not None)
 
 
 def _renyi(steps) -> tuple[np.ndarray, float]:

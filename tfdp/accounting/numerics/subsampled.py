@@ -45,12 +45,17 @@ def one_round(components: tuple[Component, ...], interval: float) -> loss_grid.L
     return loss_grid.one_round(parts, interval)
 
 
-def composed(sampled: Sequence[SubsampledLoss]) -> loss_grid.LossDistribution | None:
-    """The distribution of all losses; None if no grid fits: next to nothing is private."""
+def composed(
+    sampled: Sequence[SubsampledLoss], delta: float | None = None
+) -> loss_grid.LossDistribution | None:
+    """The distribution of all losses; None if no grid fits: next to nothing is private.
+
+    With `delta`, it is accurate relative to deltas of about this one.
+    """
     finest = _interval(sampled)
     for interval in (each for each in _INTERVALS if finest is not None and each >= finest):
         rounds = [(one_round(loss.components, interval), loss.steps) for loss in sampled]
-        found = loss_grid.composed(rounds, _COMPOSED_POINTS)
+        found = loss_grid.composed(rounds, _COMPOSED_POINTS, delta)
         if found is not None:
             return found
     return None
