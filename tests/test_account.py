@@ -270,10 +270,6 @@ def with_normalization(model):
     return tfdp.fix(keras.Sequential(stack))
 
 
-def private_sequential():
-    return tfdp.DPSequential([keras.Input((4,)), layers.Dense(3)])
-
-
 @pytest.mark.parametrize("made", [quantized, with_normalization])
 def test_layers_keep_it_in_what_is_made_of_them(made):
     model = small(model=keras.Sequential([keras.Input((4,)), layers.Dense(3, use_bias=False)]))
@@ -283,7 +279,7 @@ def test_layers_keep_it_in_what_is_made_of_them(made):
 
 def test_private_models_inside_of_others_are_private_in_files(tmp_path):
     inputs = keras.Input((4,))
-    model = small(model=keras.Model(inputs, layers.Dense(3)(private_sequential()(inputs))))
+    model = small(model=keras.Model(inputs, layers.Dense(3)(tfdp.make_private(linear())(inputs))))
     train(model)
     model.save(tmp_path / "m.keras")
     found = keras.models.load_model(tmp_path / "m.keras")

@@ -58,14 +58,9 @@ class OwnCompile(Registered):
         return self.fn(y, y_pred)
 
 
-@keras.saving.register_keras_serializable(package="tests")
-class Mine(tfdp.DPModel, Registered):
-    pass
-
-
-def functional(cls):
+def functional():
     x = keras.Input((4,))
-    return cls(x, layers.Dense(3)(x))
+    return keras.Model(x, layers.Dense(3)(x))
 
 
 def with_lora():
@@ -86,13 +81,10 @@ def built(cls):
 
 MODELS = {
     "sequential": linear,
-    "functional": lambda: functional(keras.Model),
+    "functional": functional,
     "registered": lambda: built(Registered),
     "unregistered": lambda: built(Unregistered),
     "own compile": lambda: built(OwnCompile),
-    "DPModel": lambda: functional(tfdp.DPModel),
-    "DPModel, subclassed": lambda: built(Mine),
-    "DPSequential": lambda: tfdp.DPSequential([keras.Input((4,)), layers.Dense(3)]),
     "LoRA": with_lora,
     "lambda": with_lambda,
     "inside another": lambda: keras.Sequential([keras.Input((4,)), tfdp.make_private(linear())]),
@@ -149,7 +141,7 @@ def recompiled(model, kind):
 
 
 # A sequential model is in most tests of this file, and the others are like one that is tested here.
-COVERED = ("sequential", "registered", "DPModel", "DPSequential", "lambda")
+COVERED = ("sequential", "registered", "lambda")
 KINDS = [pytest.param(k, marks=[pytest.mark.slow] if k in COVERED else []) for k in MODELS]
 
 
@@ -215,9 +207,9 @@ def test_a_file_holds_the_settings(tmp_path):
 
 
 def test_the_configuration_is_that_of_the_plain_class_and_one_entry():
-    model = tfdp.make_private(functional(keras.Model))
+    model = tfdp.make_private(functional())
     plain = keras.Model.from_config(model.get_config())
-    assert type(plain) is type(functional(keras.Model))
+    assert type(plain) is type(functional())
     assert not hasattr(plain, "privacy") and plain.count_params() == model.count_params()
     again = type(model).from_config(model.get_config())
     assert type(again) is type(model) and again.privacy.ledger.runs == []

@@ -32,7 +32,7 @@ from tfdp.training.training import Training
 
 
 class PrivateTraining(SavedWithLedger):
-    """Mixin that gives a Keras model a private `train_step`; use `make_private` or `DPModel`."""
+    """Mixin that gives a Keras model a private `train_step`; `make_private` does so."""
 
     # -- configuration ---------------------------------------------------------------------------
 
