@@ -216,12 +216,23 @@ def test_a_plain_checkpoint_of_tensorflow_leaves_nothing_proven(tmp_path):
     assert spent(tfdp.make_private(model)) == np.inf
 
 
-def test_a_plain_fit_may_be_declared_later():
+def test_a_plain_fit_may_be_declared_later(tmp_path):
     model = go_on(tfdp.make_private(plain_fit(linear())))
-    assert spent(model) == np.inf
-    tfdp.make_private(model, start="public")
-    assert 0 < spent(model) < 1
-    assert "declared" in model.privacy.statement(DELTA)
+    model.save(tmp_path / "m.keras")
+    for made in (copy.deepcopy(model), load(tmp_path), model):
+        assert spent(made) == np.inf
+        tfdp.make_private(made, start="public")
+        assert 0 < spent(made) < 1
+        assert "declared" in made.privacy.statement(DELTA)
+
+
+def test_nothing_spent_is_said_with_what_it_assumes():
+    model = small(budget=tfdp.PrivacyBudget(3.0, DELTA, adjacency="replace_one"))
+    for start, words in (("assumed", "Nobody checked this"), ("public", "declared")):
+        tfdp.make_private(model, start=start)
+        guarantee = model.privacy.spent()
+        assert (guarantee.epsilon, guarantee.adjacency) == (0.0, "replace_one")
+        assert words in guarantee.assumptions[0] and words in model.privacy.statement()
 
 
 def test_weights_that_are_loaded_after_a_declaration_are_declared(tmp_path):

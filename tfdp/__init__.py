@@ -67,8 +67,8 @@ _SYNONYMS = {
     "make_vectorized_keras_optimizer_class": "make_dp_optimizer_class",
 }
 _MAKE_PRIVATE = (
-    ": use model = tfdp.make_private(model) of any keras.Model, also of a class of your own, and compile "
-    "it with tfdp.DPKerasSGDOptimizer or the like."
+    ": use model = tfdp.make_private(model) of any keras.Model, also of a class of your own, and "
+    "compile it with tfdp.DPKerasSGDOptimizer or the like."
 )
 
 
