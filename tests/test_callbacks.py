@@ -156,6 +156,7 @@ RUNS = {
 def curve_of(run, kind="proven", earlier=(), **more):
     ledger = types.SimpleNamespace(changes=0)
     privacy = types.SimpleNamespace(current_run=run, earlier_runs=list(earlier), ledger=ledger)
+    privacy.delta_and_adjacency = lambda delta, adjacency: (delta, adjacency or "zero_out")
     return EpsilonCurve(types.SimpleNamespace(privacy=privacy), DELTA, kind, **more)
 
 

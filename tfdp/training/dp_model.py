@@ -13,7 +13,7 @@ import keras
 from tfdp._compat.keras import Trainer
 from tfdp.accounting import Ledger, PrivacyBudget
 from tfdp.training.checks import refuse_mixing_layers, refuse_own_train_step
-from tfdp.training.files import PRESET_LEDGER, plainly, save_to_preset
+from tfdp.training.files import OF_KERAS_HUB, PRESET_LEDGER, plainly
 from tfdp.training.private_training import PrivateTraining
 
 __all__ = ["PrivateTraining", "from_preset", "make_private"]
@@ -91,8 +91,7 @@ def _private_class(base: type) -> type:
         "_tfdp_base": base,
         "__init__": _not_called,
     }
-    if hasattr(base, "save_to_preset"):
-        members["save_to_preset"] = save_to_preset
+    members |= {each.__name__: each for each in OF_KERAS_HUB if hasattr(base, each.__name__)}
     made = type(base.__name__, (PrivateModel, PrivateTraining, base), members)
     # All of them have one name in files, which goes on loading `PrivateModel`.
     for cls in (made, PrivateModel):

@@ -90,7 +90,7 @@ class PrivateTraining(SavedWithLedger):
             steps_per_epoch=steps_per_epoch,
         )
         backup = backup_among(callbacks)
-        check_callbacks(callbacks)
+        check_callbacks(callbacks, self.optimizer)
         safe = contextlib.nullcontext(Place(initial_epoch))
         if backup is not None:
             safe = backup.attached(self, self.privacy.account, feed, initial_epoch, epochs)
