@@ -121,9 +121,7 @@ class Account:
         Plain training that was entered as unaccounted is withdrawn, also if a file brought it.
         """
         self.start = "public"
-        for run_id, run in self._ledger.entries.items():
-            if isinstance(run.mechanism, NoMechanism) and run.mechanism.declarable:
-                self._ledger.withdraw(run_id)
+        self._ledger.withdraw_declarable()
 
 
 def account_of(model: keras.Model) -> Account:

@@ -38,10 +38,8 @@ class PrivateModel:
 
     @classmethod
     def from_config(cls, config, **kwargs):
-        if _PRIVATE not in config:  # a plain configuration
-            return super().from_config(config, **kwargs)
         config = dict(config)
-        private = config.pop(_PRIVATE)
+        private = config.pop(_PRIVATE, {"settings": {}})  # none in that of the plain class
         if cls is PrivateModel:  # from a file
             model = keras.saving.deserialize_keras_object(private["class"] | {"config": config})
         else:
@@ -213,9 +211,7 @@ def from_preset(cls: type, preset: str | os.PathLike, **arguments) -> keras.Mode
             "public preset is loaded by its class: tfdp.make_private(cls.from_preset(preset))."
         )
     model = cls.from_preset(preset, **arguments)
-    model.optimizer = (
-        None  # a plain one, to which the file may have given the count of private steps
-    )
+    model.optimizer = None  # a plain one, to which a file may have given the count of private steps
     make_private(model)
     model.privacy.ledger.merge(Ledger.from_json(path.read_text()))
     return model

@@ -124,11 +124,9 @@ class ModelPrivacy:
                 "Expected delta, such as delta=1e-5 (below 1/N), or a model with a budget. Received "
                 "neither."
             )
-        usual = "zero_out" if budget is None else budget.adjacency
-        return (
-            budget.delta if delta is None else delta,
-            usual if adjacency is None else adjacency,
-        )
+        if adjacency is None:
+            adjacency = "zero_out" if budget is None else budget.adjacency
+        return budget.delta if delta is None else delta, adjacency
 
     # -- the ledger and its budget ---------------------------------------------------------------
 
