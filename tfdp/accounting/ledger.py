@@ -8,7 +8,6 @@ from collections.abc import Mapping
 
 from tfdp._validate import instance, text
 from tfdp.accounting.guarantee import check_adjacency, check_delta, check_epsilon, check_kind
-from tfdp.accounting.mechanisms.none import NoMechanism
 from tfdp.accounting.records import settle
 from tfdp.accounting.run import Run, check_run
 
@@ -129,7 +128,7 @@ class Ledger:
     def withdraw_declarable(self) -> None:
         """Removes plain training that was not accounted, which the user declared to be public."""
         for run_id, run in self.entries.items():
-            if isinstance(run.mechanism, NoMechanism) and run.mechanism.declarable:
+            if run.mechanism.declarable:
                 del self._entries[run_id]
                 self.changes += 1
 
