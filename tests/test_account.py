@@ -216,12 +216,23 @@ def test_a_plain_checkpoint_of_tensorflow_leaves_nothing_proven(tmp_path):
     assert spent(tfdp.make_private(model)) == np.inf
 
 
-def test_a_plain_fit_may_be_declared_later():
+def test_a_plain_fit_may_be_declared_later(tmp_path):
     model = go_on(tfdp.make_private(plain_fit(linear())))
-    assert spent(model) == np.inf
-    tfdp.make_private(model, start="public")
-    assert 0 < spent(model) < 1
-    assert "declared" in model.privacy.statement(DELTA)
+    model.save(tmp_path / "m.keras")
+    for made in (copy.deepcopy(model), load(tmp_path), model):
+        assert spent(made) == np.inf
+        tfdp.make_private(made, start="public")
+        assert 0 < spent(made) < 1
+        assert "declared" in made.privacy.statement(DELTA)
+
+
+def test_nothing_spent_is_said_with_what_it_assumes():
+    model = small(budget=tfdp.PrivacyBudget(3.0, DELTA, adjacency="replace_one"))
+    for start, words in (("assumed", "Nobody checked this"), ("public", "declared")):
+        tfdp.make_private(model, start=start)
+        guarantee = model.privacy.spent()
+        assert (guarantee.epsilon, guarantee.adjacency) == (0.0, "replace_one")
+        assert words in guarantee.assumptions[0] and words in model.privacy.statement()
 
 
 def test_weights_that_are_loaded_after_a_declaration_are_declared(tmp_path):
@@ -270,10 +281,6 @@ def with_normalization(model):
     return tfdp.fix(keras.Sequential(stack))
 
 
-def private_sequential():
-    return tfdp.DPSequential([keras.Input((4,)), layers.Dense(3)])
-
-
 @pytest.mark.parametrize("made", [quantized, with_normalization])
 def test_layers_keep_it_in_what_is_made_of_them(made):
     model = small(model=keras.Sequential([keras.Input((4,)), layers.Dense(3, use_bias=False)]))
@@ -283,7 +290,7 @@ def test_layers_keep_it_in_what_is_made_of_them(made):
 
 def test_private_models_inside_of_others_are_private_in_files(tmp_path):
     inputs = keras.Input((4,))
-    model = small(model=keras.Model(inputs, layers.Dense(3)(private_sequential()(inputs))))
+    model = small(model=keras.Model(inputs, layers.Dense(3)(tfdp.make_private(linear())(inputs))))
     train(model)
     model.save(tmp_path / "m.keras")
     found = keras.models.load_model(tmp_path / "m.keras")

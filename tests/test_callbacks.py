@@ -101,10 +101,13 @@ def test_plain_models_are_refused():
             model.fit(*data(8), verbose=0, callbacks=[callback])
 
 
-def test_delta_is_that_of_the_budget_and_without_one_it_is_asked_for():
-    model = small(budget=PrivacyBudget(60.0, 1e-3))
+def test_delta_and_adjacency_are_those_of_the_budget_and_without_one_delta_is_asked_for():
+    model = small(budget=PrivacyBudget(60.0, 1e-3, adjacency="replace_one"))
     history = train(model, callbacks=[PrivacyProgress()]).history
-    assert history["epsilon"][-1] == model.privacy.spent(1e-3).epsilon
+    spent = model.privacy.spent(1e-3, adjacency="replace_one").epsilon
+    assert history["epsilon"][-1] == spent == model.privacy.spent().epsilon
+    assert spent > model.privacy.spent(1e-3, adjacency="zero_out").epsilon
+    assert "replace_one" in model.privacy.statement()
     for callback in (PrivacyProgress(), PrivacyTensorBoard("nowhere")):
         with pytest.raises(ValueError, match="delta"):
             train(small(), callbacks=[callback])
@@ -153,6 +156,7 @@ RUNS = {
 def curve_of(run, kind="proven", earlier=(), **more):
     ledger = types.SimpleNamespace(changes=0)
     privacy = types.SimpleNamespace(current_run=run, earlier_runs=list(earlier), ledger=ledger)
+    privacy.delta_and_adjacency = lambda delta, adjacency: (delta, adjacency or "zero_out")
     return EpsilonCurve(types.SimpleNamespace(privacy=privacy), DELTA, kind, **more)
 
 

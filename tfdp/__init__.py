@@ -23,8 +23,6 @@ from tfdp import _registration
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "DPModel": "tfdp.training.dp_model",
-    "DPSequential": "tfdp.training.dp_model",
     "from_preset": "tfdp.training.dp_model",
     "make_private": "tfdp.training.dp_model",
     "make_private_with_epsilon": "tfdp.training.calibrated",
@@ -68,6 +66,10 @@ _SYNONYMS = {
     "make_keras_optimizer_class": "make_dp_optimizer_class",
     "make_vectorized_keras_optimizer_class": "make_dp_optimizer_class",
 }
+_MAKE_PRIVATE = (
+    ": use model = tfdp.make_private(model) of any keras.Model, also of a class of your own, and "
+    "compile it with tfdp.DPKerasSGDOptimizer or the like."
+)
 
 
 def __getattr__(name):
@@ -80,7 +82,8 @@ def __getattr__(name):
     elif name.endswith("Optimizer") and not name.startswith("_"):
         value = getattr(importlib.import_module("tfdp.optimizers"), name)
     else:
-        raise AttributeError(f"module 'tfdp' has no attribute {name!r}")
+        remedy = _MAKE_PRIVATE if name in ("DPModel", "DPSequential") else ""
+        raise AttributeError(f"module 'tfdp' has no attribute {name!r}{remedy}")
     globals()[name] = value
     return value
 

@@ -25,7 +25,7 @@ CLASSES = {
     ),
     "tfdp.optimizers": ("DPDropoutOptimizer", "NoisySGD", "SGLDOptimizer", "SIDPSGDOptimizer"),
     "tfdp.optimizers.langevin": ("PowerDecay",),
-    "tfdp.training.dp_model": ("DPFunctional", "DPModel", "DPSequential", "PrivateModel"),
+    "tfdp.training.dp_model": ("PrivateModel",),
 }
 # Names of the classes that are made from Keras' optimizers; {} is the name of Keras' class.
 MADE = ("DPKeras{}Optimizer", "MatrixDP{}Optimizer", "Discrete{}Optimizer")

@@ -6,8 +6,8 @@ keep their account, and with it the ledger and its budget. What is done with the
 private weights is post-processing, and costs nothing: no value is read here.
 
 Numbers that a user copies into a fresh model do not bring a ledger, and training of the same variables
-by a plain model between two private ones is not noticed; the first two assumptions of every statement
-are about that.
+by a plain model between two private ones is not noticed; the first assumption of every statement is
+about that.
 """
 
 import math
@@ -43,8 +43,6 @@ class Account:
         self._ledger = Ledger()
         # Planned steps of the running training that are not taken yet; they count if it ends now.
         self.left_to_take: Callable[[], float] = lambda: 0
-        # Ids of the runs that stand for training that was not accounted.
-        self._suspicions: list[str] = []
 
     @property
     def ledger(self) -> Ledger:
@@ -69,7 +67,6 @@ class Account:
     def copy(self) -> "Account":
         """An account of other weights with the same ledger; nothing is declared about those."""
         copy = Account()
-        copy._suspicions = [*self._suspicions]
         copy._ledger.merge(self.ledger_of_files)
         return copy
 
@@ -91,7 +88,7 @@ class Account:
         if session is None:
             return False
         if self._is_unknown(left_out):
-            self.enter_unaccounted(_UNKNOWN_PLAN)
+            self.enter_unaccounted(_UNKNOWN_PLAN, declarable=False)
             left_out = 0
         session.end_early(left_out)
         return True
@@ -104,29 +101,27 @@ class Account:
         """Takes over what another account knows, and closes the other account's open session."""
         other.close_session()
         self._ledger.merge(other.ledger)
-        self._suspicions += other._suspicions
 
-    def enter_unaccounted(self, reason: str) -> None:
+    def enter_unaccounted(self, reason: str, declarable: bool = True) -> None:
         """Enters training that was not accounted; from now on no finite epsilon is proven.
 
         Args:
             reason: what was found, as a whole sentence.
+            declarable: whether `declare_public` may withdraw it.
         """
         logging.warning("%s No finite epsilon is proven for these weights any more.", reason)
-        mechanism, sampling = NoMechanism(reason=reason), Unknown(num_examples=1, lot_size=1)
+        mechanism = NoMechanism(reason=reason, declarable=declarable)
+        sampling = Unknown(num_examples=1, lot_size=1)
         run_id = self._ledger.open(Run(mechanism=mechanism, sampling=sampling, steps=1))
         self._ledger.record(run_id, 1)
-        self._suspicions.append(run_id)
 
     def declare_public(self) -> None:
         """Notes the user's word that nothing unaccounted in the weights comes from private data.
 
-        Training that was entered as unaccounted in this process is withdrawn.
+        Plain training that was entered as unaccounted is withdrawn, also if a file brought it.
         """
         self.start = "public"
-        for run_id in self._suspicions:
-            self._ledger.withdraw(run_id)
-        self._suspicions = []
+        self._ledger.withdraw_declarable()
 
 
 def account_of(model: keras.Model) -> Account:

@@ -57,9 +57,8 @@ class EpsilonCurve:
 
     Args:
         model: a private model whose training has begun.
-        delta: in (0, 1).
+        delta, adjacency: as in `model.privacy.spent`.
         kind: "proven" or "claimed".
-        adjacency: as in `model.privacy.spent`.
         points: largest number of step counts at which epsilon is computed.
 
     Example:
@@ -74,10 +73,11 @@ class EpsilonCurve:
         0.773, 1.144
     """
 
-    def __init__(self, model, delta, kind="proven", adjacency="zero_out", points=16):
+    def __init__(self, model, delta=None, kind="proven", adjacency=None, points=16):
         self._run, self._earlier = model.privacy.current_run, model.privacy.earlier_runs
         self._changes = model.privacy.ledger.changes
-        self._delta, self._kind, self._adjacency = delta, kind, adjacency
+        self._kind = kind
+        self._delta, self._adjacency = model.privacy.delta_and_adjacency(delta, adjacency)
         self._counts = step_counts(self._run.steps, self._run.sampling.steps_per_epoch, points)
         self._values = {}
 
@@ -124,13 +124,12 @@ class _Spending(keras.callbacks.Callback):
         self.delta, self.adjacency, self._curves = delta, adjacency, {}
 
     def on_train_begin(self, logs=None):
-        _private(self.model).privacy.delta_or_that_of_the_budget(self.delta)
+        _private(self.model).privacy.delta_and_adjacency(self.delta, self.adjacency)
         self._curves = {}
 
     def _curve(self, kind) -> EpsilonCurve:
         if kind not in self._curves or not self._curves[kind].describes(self.model):
-            delta = self.model.privacy.delta_or_that_of_the_budget(self.delta)
-            self._curves[kind] = EpsilonCurve(self.model, delta, kind, self.adjacency)
+            self._curves[kind] = EpsilonCurve(self.model, self.delta, kind, self.adjacency)
         return self._curves[kind]
 
     def _ended_early(self) -> bool:
@@ -152,9 +151,8 @@ class PrivacyProgress(_Spending):
     where a training ended before its plan, it counts all planned steps.
 
     Args:
-        delta: in (0, 1); None takes the delta of the model's budget.
+        delta, adjacency: as in `model.privacy.spent`.
         kind: "proven" or "claimed".
-        adjacency: as in `model.privacy.spent`.
         name: name of the value in the logs; by default "epsilon", and "claimed_epsilon" for what is
             claimed.
 
@@ -170,7 +168,7 @@ class PrivacyProgress(_Spending):
         [0.773, 1.144]
     """
 
-    def __init__(self, delta=None, kind="proven", adjacency="zero_out", name=None):
+    def __init__(self, delta=None, kind="proven", adjacency=None, name=None):
         super().__init__(delta, adjacency)
         self.kind = kind
         self.name = name or ("epsilon" if kind == "proven" else f"{kind}_epsilon")
@@ -243,8 +241,7 @@ class PrivacyTensorBoard(_Spending):
 
     Args:
         log_dir: directory of the event file.
-        delta: in (0, 1); None takes the delta of the model's budget.
-        adjacency: as in `model.privacy.spent`.
+        delta, adjacency: as in `model.privacy.spent`.
 
     Example:
         >>> import os
@@ -259,7 +256,7 @@ class PrivacyTensorBoard(_Spending):
         ['events.out.tfevents...']
     """
 
-    def __init__(self, log_dir, delta=None, adjacency="zero_out"):
+    def __init__(self, log_dir, delta=None, adjacency=None):
         super().__init__(delta, adjacency)
         self.log_dir = os.fspath(log_dir)
 

@@ -77,16 +77,27 @@ def test_a_release_loads_in_a_process_without_tfdp(make, tmp_path):
     np.testing.assert_allclose(np.load(tmp_path / "y.npy"), model(x), atol=1e-6)
 
 
-def test_private_classes_become_plain_ones(tmp_path):
-    x = keras.Input((4,))
-    for model in (
-        tfdp.DPModel(x, layers.Dense(3)(x)),
-        tfdp.DPSequential([keras.Input((4,)), layers.Dense(3)]),
-    ):
-        tfdp.export(model, tmp_path / "a.keras")
-        loaded = keras.models.load_model(tmp_path / "a.keras")
-        assert "tfdp" not in type(loaded).__module__ and not loaded.compiled
-        np.testing.assert_array_equal(weights(loaded), weights(model))
+@keras.saving.register_keras_serializable(package="test_release")
+class Own(keras.Model):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.out = layers.Dense(3)
+
+    def build(self, shape):
+        self.out.build(shape)
+
+    def call(self, x):
+        return self.out(x)
+
+
+@pytest.mark.parametrize("make", [with_dropout, lambda: small(model=Own())])
+def test_private_classes_become_plain_ones(make, tmp_path):
+    model = make()
+    train(model)
+    tfdp.export(model, tmp_path / "a.keras")
+    loaded = keras.models.load_model(tmp_path / "a.keras")
+    assert not hasattr(loaded, "privacy") and not loaded.compiled
+    np.testing.assert_array_equal(weights(loaded), weights(model))
 
 
 def test_a_release_appears_whole_or_not_at_all(tmp_path, monkeypatch):

@@ -1,8 +1,11 @@
 """Files and copies of private models are private models, with everything that was spent."""
 
 import copy
+import importlib.util
 import json
+import pathlib
 import pickle
+import re
 import zipfile
 
 import h5py
@@ -14,6 +17,7 @@ from keras import layers
 
 import tfdp
 from tests.training.small import linear, small, train
+from tfdp.training.files import LEDGER_IN
 
 DELTA = 1e-5
 BUDGET = tfdp.PrivacyBudget(9.0, DELTA)
@@ -58,14 +62,9 @@ class OwnCompile(Registered):
         return self.fn(y, y_pred)
 
 
-@keras.saving.register_keras_serializable(package="tests")
-class Mine(tfdp.DPModel, Registered):
-    pass
-
-
-def functional(cls):
+def functional():
     x = keras.Input((4,))
-    return cls(x, layers.Dense(3)(x))
+    return keras.Model(x, layers.Dense(3)(x))
 
 
 def with_lora():
@@ -86,13 +85,10 @@ def built(cls):
 
 MODELS = {
     "sequential": linear,
-    "functional": lambda: functional(keras.Model),
+    "functional": functional,
     "registered": lambda: built(Registered),
     "unregistered": lambda: built(Unregistered),
     "own compile": lambda: built(OwnCompile),
-    "DPModel": lambda: functional(tfdp.DPModel),
-    "DPModel, subclassed": lambda: built(Mine),
-    "DPSequential": lambda: tfdp.DPSequential([keras.Input((4,)), layers.Dense(3)]),
     "LoRA": with_lora,
     "lambda": with_lambda,
     "inside another": lambda: keras.Sequential([keras.Input((4,)), tfdp.make_private(linear())]),
@@ -149,7 +145,7 @@ def recompiled(model, kind):
 
 
 # A sequential model is in most tests of this file, and the others are like one that is tested here.
-COVERED = ("sequential", "registered", "DPModel", "DPSequential", "lambda")
+COVERED = ("sequential", "registered", "lambda")
 KINDS = [pytest.param(k, marks=[pytest.mark.slow] if k in COVERED else []) for k in MODELS]
 
 
@@ -215,12 +211,13 @@ def test_a_file_holds_the_settings(tmp_path):
 
 
 def test_the_configuration_is_that_of_the_plain_class_and_one_entry():
-    model = tfdp.make_private(functional(keras.Model))
+    model = tfdp.make_private(functional())
     plain = keras.Model.from_config(model.get_config())
-    assert type(plain) is type(functional(keras.Model))
+    assert type(plain) is type(functional())
     assert not hasattr(plain, "privacy") and plain.count_params() == model.count_params()
-    again = type(model).from_config(model.get_config())
-    assert type(again) is type(model) and again.privacy.ledger.runs == []
+    for config in (model.get_config(), plain.get_config()):
+        again = type(model).from_config(config)
+        assert type(again) is type(model) and again.privacy.ledger.runs == []
 
 
 def test_a_long_ledger_is_saved(tmp_path):
@@ -249,8 +246,58 @@ def test_a_file_of_a_plain_training_leaves_nothing_proven_until_it_is_declared(c
     assert spent(model) == 0.0
 
 
+WORDS = {
+    "save",
+    "load",
+    "export",
+    "weights",
+    "quantize",
+    "lora",
+    "preset",
+    "state",
+    "clone",
+    "file",
+}
+
+
+def named(owner, prefix):
+    """The public functions and classes of a class or module that may write or read weights."""
+    for name in dir(owner):
+        words = {*re.findall("[a-z]+", re.sub("([A-Z])", r"_\1", name).lower())}
+        if name[0] != "_" and words & WORDS and callable(getattr(owner, name)):
+            yield prefix + name
+
+
+def test_every_writer_and_reader_of_weights_is_in_the_table_and_on_the_page():
+    found = {
+        f"keras.callbacks.{n}" for n, v in vars(keras.callbacks).items() if isinstance(v, type)
+    }
+    for module in ("export", "models", "saving"):
+        found |= {*named(getattr(keras, module), f"keras.{module}.")}
+    found |= {*named(keras, "keras.")}
+    classes = [keras.Model]
+    if importlib.util.find_spec("keras_hub"):
+        import keras_hub
+
+        found |= {*named(keras_hub, "keras_hub.")}
+        classes += [each for each in vars(keras_hub.models).values() if isinstance(each, type)]
+    found |= {name for each in classes for name in named(each, "model.")}
+    assert found - {name for names in LEDGER_IN.values() for name in names} == set()
+    page = (pathlib.Path(tfdp.__file__).parents[1] / "docs" / "python.md").read_text()
+    for verdict, names in LEDGER_IN.items():
+        assert f"| {verdict} | {', '.join(f'`{name}`' for name in names)} |" in page
+
+
 class Task(Registered):
     """Has the presets of KerasHub's tasks: a configuration and weights in a folder."""
+
+    def save_lora_weights(self, filepath):
+        with h5py.File(filepath, "w") as file:
+            file["lora/0"] = self.out.bias.numpy()
+
+    def load_lora_weights(self, filepath):
+        with h5py.File(filepath) as file:
+            self.out.bias.assign(file["lora/0"][()])
 
     def save_to_preset(self, preset_dir):
         preset_dir.mkdir()
@@ -281,6 +328,17 @@ def test_a_preset_keeps_its_class_and_brings_the_ledger(tmp_path):
     (tmp_path / "preset" / "privacy.json").unlink()
     with pytest.raises(ValueError, match=r"privacy\.json"):
         tfdp.from_preset(Task, tmp_path / "preset")
+
+
+def test_a_file_of_low_rank_factors_brings_the_ledger(tmp_path):
+    model = small(model=built(Task), budget=BUDGET)
+    train(model)
+    model.save_lora_weights(tmp_path / "a.lora.h5")
+    for other in (tfdp.make_private(built(Task)), built(Task)):
+        other.load_lora_weights(tmp_path / "a.lora.h5")
+        np.testing.assert_array_equal(other.out.bias, model.out.bias)
+        if type(other) is not Task:
+            assert spent(other) == spent(model) > 0 and other.privacy.budget == BUDGET
 
 
 # Update rules with and without slots; classes that exist only after a call; optimizers with variables

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from helpers import data, sgd, steps
+from helpers import data, sgd, si_dpsgd, steps
 
 from tests.training.small import small, train
 from tfdp.data import make_lots
@@ -15,10 +15,15 @@ class MyStopping(keras.callbacks.EarlyStopping):
     pass
 
 
+class Mine(keras.callbacks.Callback):
+    monitor = "loss"
+
+
 STEERING = {
     "EarlyStopping": lambda: keras.callbacks.EarlyStopping(monitor="loss"),
     "a subclass, on accuracy": lambda: MyStopping(monitor="accuracy"),
     "ReduceLROnPlateau": lambda: keras.callbacks.ReduceLROnPlateau(monitor="loss"),
+    "one of the user's own": Mine,
     "TerminateOnNaN": keras.callbacks.TerminateOnNaN,
     "ModelCheckpoint": lambda: keras.callbacks.ModelCheckpoint(
         "m.keras", monitor="loss", save_best_only=True
@@ -107,8 +112,27 @@ def test_adding_a_record_needs_a_probability_that_does_not_depend_on_the_data():
     assert added.epsilon == model.privacy.spent(DELTA).epsilon < np.inf
 
 
-def test_keras_own_backup_is_refused_and_ours_is_named(tmp_path):
-    model = small()
+@pytest.mark.parametrize("name", ["BackupAndRestore", "OrbaxCheckpoint"])
+def test_checkpoints_without_a_ledger_are_refused_and_ours_is_named(name):
+    model, kind = small(), getattr(keras.callbacks, name, None)
+    if kind is None:
+        pytest.skip("an older Keras")
+    callback = kind.__new__(kind)  # that of Orbax needs a package to be made
     with pytest.raises(ValueError, match=r"tfdp\.callbacks\.BackupAndRestore"):
-        train(model, callbacks=[keras.callbacks.BackupAndRestore(tmp_path)])
+        train(model, callbacks=[callback])
     assert not model.privacy.ledger.runs
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [keras.callbacks.ReduceLROnPlateau(), keras.callbacks.LearningRateScheduler(lambda e: 0.1)],
+)
+def test_rates_that_are_fixed_are_not_assigned_midway(callback):
+    for optimizer in (
+        si_dpsgd(),
+        sgd(rate=keras.optimizers.schedules.ExponentialDecay(0.1, 9, 0.9)),
+    ):
+        model = small(optimizer)
+        with pytest.raises(ValueError, match="learning rates"):
+            train(model, callbacks=[callback], validation_data=data(8))
+        assert steps(model) == 0

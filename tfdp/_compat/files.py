@@ -52,8 +52,14 @@ def optimizer_in(store) -> dict[str, np.ndarray]:
     return {key: found[key] for key in found.keys()}  # noqa: SIM118, a store is no mapping
 
 
+def add_text(path, name: str, text: str) -> None:
+    """Writes a text into a `.lora.h5` file, which KerasHub wrote, beside its arrays."""
+    with h5py.File(path, "a") as file:
+        file["lora"].attrs[name] = text
+
+
 def texts_in(path, name: str) -> list[str]:
-    """All texts of a name in a `.keras` or `.weights.h5` file that Keras can load."""
+    """All texts of a name in a `.keras` or HDF5 file that Keras or KerasHub can load."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             path = io.BytesIO(archive.read("model.weights.h5"))

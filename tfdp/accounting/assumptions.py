@@ -7,18 +7,22 @@ class Declared(str):
     __slots__ = ()
 
 
+_BETWEEN = (
+    "Nothing else trained them in between: no plain model on the same layers, no GradientTape."
+)
 START = {
     "assumed": Declared(
         "The weights at the start (with the statistics in frozen layers), and any that were set or "
-        "loaded later without their ledger (compile=False, say), do not depend on these data: they "
-        "are fresh, or come from public data. Nobody checked this."
+        "loaded later without their ledger, do not depend on these data: they are fresh, or come from "
+        "public data. Weights averaged from models that were trained on these data, or trained on "
+        "outputs of such models (distillation), do depend on them, unless Ledger.merge added those "
+        f"models' ledgers. {_BETWEEN} Nobody checked this."
     ),
     "public": Declared(
-        "The user declared that the weights at the start do not depend on these data."
+        "The user declared that the weights at the start do not depend on these data. " + _BETWEEN
     ),
 }
 EVERY_RUN = (
-    Declared("Between the fits nothing else trained these weights."),  # a run may be several fits
     Declared(
         "A record is one row of what was given to training, computed from that record alone, by "
         "constants that do not depend on the others. Scalers, vocabularies, windows or class weights "

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfdp.accounting import wording
-from tfdp.accounting.assumptions import Declared
+from tfdp.accounting.assumptions import START, Declared
 from tfdp.accounting.composition import claimed_composition, proven_composition
 from tfdp.accounting.guarantee import Guarantee, format_epsilon
 from tfdp.accounting.ledger import Ledger
@@ -158,7 +158,7 @@ class Statement:
             definition=wording.definition(proven),
             pair=wording.pair(proven),
             comparison=wording.comparison(runs, claimed, proven),
-            assumptions=proven.assumptions,
+            assumptions=proven.assumptions or (() if runs else (START["assumed"],)),
             not_covered=() if math.isinf(proven.epsilon) else wording.NOT_COVERED,
             warnings=wording.warnings_of(runs, proven),
             planned=planned,

@@ -81,6 +81,8 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
     momentum, so momentum 0.9 multiplies the effect of one example on the weights by up to 10; the
     proven epsilon accounts for it.
 
+    Assign weights between two fits only: the next step of a fit undoes what a callback assigned.
+
     Args:
         learning_rate: a float, or a `keras.optimizers.schedules.LearningRateSchedule`. It scales the
             noise too and enters the accounting, so it cannot be assigned later.

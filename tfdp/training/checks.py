@@ -124,16 +124,15 @@ def refuse_own_train_step(model, private_base) -> None:
     """Refuses a model with its own `train_step` or `make_train_function`, which would be ignored.
 
     Args:
-        model: a model, or its class.
+        model: a Keras model.
         private_base: the class whose training step is the private one.
 
     Raises:
         ValueError: the model, or one of its classes, overrides one of these methods.
     """
-    cls = model if isinstance(model, type) else type(model)
     for name in _REPLACED:
-        where = None if model is cls or name not in vars(model) else f"Model '{model.name}'"
-        for base in cls.__mro__:
+        where = f"Model '{model.name}'" if name in vars(model) else None
+        for base in type(model).__mro__:
             if name in vars(base) and not (base is private_base or issubclass(keras.Model, base)):
                 where = where or f"{base.__module__}.{base.__qualname__}"
         if where is not None:

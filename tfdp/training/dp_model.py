@@ -1,4 +1,4 @@
-"""Private Keras models: `make_private`, `DPModel`, `DPSequential`.
+"""Private Keras models: `make_private`, and `from_preset` for those of KerasHub.
 
 Their common base `PrivateTraining` provides the guarantee; its module (`private_training`) states it.
 """
@@ -10,13 +10,13 @@ from collections.abc import Collection
 
 import keras
 
-from tfdp._compat.keras import Functional, Trainer
+from tfdp._compat.keras import Trainer
 from tfdp.accounting import Ledger, PrivacyBudget
 from tfdp.training.checks import refuse_mixing_layers, refuse_own_train_step
-from tfdp.training.files import PRESET_LEDGER, plainly, save_to_preset
+from tfdp.training.files import OF_KERAS_HUB, PRESET_LEDGER, plainly
 from tfdp.training.private_training import PrivateTraining
 
-__all__ = ["DPFunctional", "DPModel", "DPSequential", "PrivateTraining", "make_private"]
+__all__ = ["PrivateTraining", "from_preset", "make_private"]
 
 
 # Entry of a private model's configuration, beside those of its plain class.
@@ -38,15 +38,14 @@ class PrivateModel:
 
     @classmethod
     def from_config(cls, config, **kwargs):
-        if _PRIVATE not in config:  # a plain configuration
-            return super().from_config(config, **kwargs)
         config = dict(config)
-        private = config.pop(_PRIVATE)
+        private = config.pop(_PRIVATE, {"settings": {}})  # none in that of the plain class
         if cls is PrivateModel:  # from a file
             model = keras.saving.deserialize_keras_object(private["class"] | {"config": config})
         else:
             model = cls._tfdp_base.from_config(config, **kwargs)
-        return _with_private_class(model).privacy.configure(**private["settings"])
+        model.__class__ = _private_class(type(model))
+        return model.privacy.configure(**private["settings"])
 
 
 def _place(cls) -> dict:
@@ -72,75 +71,6 @@ def _settings(model) -> dict:
     }
 
 
-@keras.saving.register_keras_serializable(package="tfdp")
-class DPModel(PrivateTraining, keras.Model):
-    """A `keras.Model` that trains privately: subclass it, or call it with inputs and outputs.
-
-    Example:
-        >>> import keras, tfdp
-        >>> inputs = keras.Input((4,))
-        >>> hidden = keras.layers.Dense(8, activation="tanh")(inputs)
-        >>> model = tfdp.DPModel(inputs, keras.layers.Dense(3)(hidden))
-        >>> model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.1), "mse")
-        >>> model.privacy.ledger
-        Ledger(runs=0, steps=0)
-    """
-
-    _tfdp_base = keras.Model
-
-    def __new__(cls, *args, **kwargs):
-        if cls is DPModel and _is_functional(args, kwargs):
-            return super().__new__(DPFunctional)
-        return super().__new__(cls)
-
-    def __init__(self, *args, **kwargs):
-        if _is_functional(args, kwargs) and not isinstance(self, Functional):
-            # Keras would insert its functional class into the bases of DPModel itself, and so into
-            # all other subclasses of DPModel.
-            raise TypeError(
-                f"{type(self).__name__} calls DPModel with inputs and outputs. Expected a subclass of "
-                "tfdp.training.DPFunctional, or make_private of a subclass of keras.Model."
-            )
-        super().__init__(*args, **kwargs)
-
-
-def _is_functional(args, kwargs):
-    return (
-        len(args) == 2 or bool(args and "outputs" in kwargs) or {"inputs", "outputs"} <= set(kwargs)
-    )
-
-
-@keras.saving.register_keras_serializable(package="tfdp")
-class DPFunctional(DPModel, Functional):
-    """A functional `keras.Model` that trains privately; `DPModel(inputs, outputs)` makes one."""
-
-    _tfdp_base = Functional
-
-
-@keras.saving.register_keras_serializable(package="tfdp")
-class DPSequential(PrivateTraining, keras.Sequential):
-    """A `keras.Sequential` that trains privately.
-
-    Example:
-        >>> import keras, numpy as np, tfdp
-        >>> model = tfdp.DPSequential([keras.Input((2,)), keras.layers.Dense(1)])
-        >>> model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.1), "mse")
-        >>> x = np.zeros((100, 2), "float32")
-        >>> _ = model.fit(x, x[:, :1], batch_size=50, verbose=0)
-        >>> model.privacy.steps_taken
-        2
-    """
-
-    _tfdp_base = keras.Sequential
-
-
-def _with_private_class(model):
-    """Gives a plain model the private subclass of its class, and returns it."""
-    if not isinstance(model, PrivateTraining):
-        model.__class__ = _private_class(type(model))
-    return model
-
-
 def _not_called(self, plain_model):
     """Constructor of the classes of `make_private`, whose models were made before by the plain class.
 
@@ -159,8 +89,7 @@ def _private_class(base: type) -> type:
         "_tfdp_base": base,
         "__init__": _not_called,
     }
-    if hasattr(base, "save_to_preset"):
-        members["save_to_preset"] = save_to_preset
+    members |= {each.__name__: each for each in OF_KERAS_HUB if hasattr(base, each.__name__)}
     made = type(base.__name__, (PrivateModel, PrivateTraining, base), members)
     # All of them have one name in files, which goes on loading `PrivateModel`.
     for cls in (made, PrivateModel):
@@ -179,6 +108,8 @@ def make_private(
     public_preprocessing: bool | Collection = (),
 ) -> keras.Model:
     """Makes a Keras model train privately, in place, and returns it.
+
+    The model may be of any class; a class of your own stays a subclass of `keras.Model`.
 
     `model.save` and `keras.models.save_model` write a private model: `keras.models.load_model` gives it
     back with its ledger and budget after `import tfdp`. `model.privacy.release` writes what plain Keras
@@ -237,7 +168,7 @@ def make_private(
                 f"Model '{model.name}' has an attribute 'privacy' of its own. Expected that name to be "
                 "free: tfdp puts the ledger, the budget and the statement there. Rename yours."
             )
-        _with_private_class(model)
+        model.__class__ = _private_class(type(model))
     model.privacy.configure(
         engine=engine,
         physical_batch_size=physical_batch_size,
@@ -280,9 +211,7 @@ def from_preset(cls: type, preset: str | os.PathLike, **arguments) -> keras.Mode
             "public preset is loaded by its class: tfdp.make_private(cls.from_preset(preset))."
         )
     model = cls.from_preset(preset, **arguments)
-    model.optimizer = (
-        None  # a plain one, to which the file may have given the count of private steps
-    )
+    model.optimizer = None  # a plain one, to which a file may have given the count of private steps
     make_private(model)
     model.privacy.ledger.merge(Ledger.from_json(path.read_text()))
     return model

@@ -14,7 +14,7 @@ import pathlib
 
 import keras
 
-from tfdp._compat.files import optimizer_in, read_text, write_text
+from tfdp._compat.files import add_text, optimizer_in, read_text, texts_in, write_text
 from tfdp._compat.keras import layers_of, unpickled
 from tfdp.account import LEDGER_KEY
 from tfdp.accounting import Ledger
@@ -120,3 +120,58 @@ def save_to_preset(self, preset_dir, *args, **kwargs):
         self.save_to_preset(preset_dir, *args, **kwargs)
     path = pathlib.Path(preset_dir, PRESET_LEDGER)
     path.write_text(self.privacy.account.ledger_of_files.to_json())
+
+
+def save_lora_weights(self, filepath):
+    """Writes KerasHub's file of low-rank factors, and the ledger into it."""
+    self._tfdp_base.save_lora_weights(self, filepath)
+    add_text(filepath, LEDGER_KEY, self.privacy.account.ledger_of_files.to_json())
+
+
+def load_lora_weights(self, filepath):
+    """Merges the ledger of a file of low-rank factors, and loads them."""
+    for text in texts_in(filepath, LEDGER_KEY):
+        self.privacy.ledger.merge(Ledger.from_json(text))
+    self._tfdp_base.load_lora_weights(self, filepath)
+
+
+# Methods of KerasHub's models that private models have in another form, where their class has them.
+OF_KERAS_HUB = (save_to_preset, save_lora_weights, load_lora_weights)
+
+
+# Everything public in Keras and KerasHub that writes, reads or replaces weights of a private model, by
+# what becomes of the ledger. A test compares it with what they export, and with the page
+# docs/python.md. Methods of models are `model.` ones.
+LEDGER_IN = {
+    "keep the ledger": (
+        *("model.save", "model.save_weights", "model.load_weights", "model.quantize"),
+        *("model.save_own_variables", "model.load_own_variables", "model.enable_lora"),
+        *("model.save_lora_weights", "model.load_lora_weights"),
+        *("model.save_task_weights", "model.load_task_weights"),
+        *("model.save_to_preset", "tfdp.from_preset", "tfdp.fix"),
+        *("keras.saving.save_model", "keras.saving.load_model"),
+        *("keras.saving.save_weights", "keras.saving.load_weights"),
+        *("keras.models.save_model", "keras.models.load_model", "pickle.dumps", "copy.deepcopy"),
+        *("keras.callbacks.ModelCheckpoint", "keras.callbacks.EarlyStopping"),
+        *("keras.callbacks.SwapEMAWeights", "keras.callbacks.TensorBoard"),
+        "tfdp.callbacks.BackupAndRestore",
+    ),
+    "are refused": (
+        *("keras.callbacks.BackupAndRestore", "keras.callbacks.OrbaxCheckpoint"),
+        "keras.callbacks.TerminateOnNaN",
+    ),
+    "bring no ledger": (
+        *("model.get_weights", "model.set_weights", "model.get_state_tree", "model.set_state_tree"),
+        *("model.from_preset", "keras_hub.upload_preset", "model.export_to_transformers"),
+        *("model.export", "keras.export.ExportArchive", "keras.saving.KerasFileEditor"),
+        *("tf.train.Checkpoint", "model.privacy.release"),
+    ),
+    "hold no trained weights": (
+        *("keras.models.clone_model", "model.save_assets", "model.load_assets"),
+        *("model.load_preset_assets", "model.has_task_weights", "model.default_lora_layer_names"),
+        *("keras.callbacks.CSVLogger", "keras.callbacks.Callback", "keras.callbacks.CallbackList"),
+        *("keras.callbacks.History", "keras.callbacks.LambdaCallback"),
+        *("keras.callbacks.LearningRateScheduler", "keras.callbacks.ReduceLROnPlateau"),
+        *("keras.callbacks.ProgbarLogger", "keras.callbacks.RemoteMonitor"),
+    ),
+}

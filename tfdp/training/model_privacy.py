@@ -10,6 +10,7 @@ from tfdp._compat.keras import layers_of
 from tfdp._validate import one_of, whole
 from tfdp.account import DECLARED, Account, account_of, check_counted, known_steps
 from tfdp.accounting import Guarantee, Ledger, PrivacyBudget, Run, Statement
+from tfdp.accounting.assumptions import START
 from tfdp.accounting.composition import guarantee_of_all
 from tfdp.accounting.run import STARTS
 from tfdp.gradients.diagnostics import Diagnostics
@@ -58,7 +59,7 @@ class ModelPrivacy:
         self,
         delta: float | None = None,
         kind: str = "proven",
-        adjacency: str = "zero_out",
+        adjacency: str | None = None,
         *,
         max_examples_per_user: int = 1,
     ) -> Guarantee:
@@ -67,7 +68,8 @@ class ModelPrivacy:
         Args:
             delta: in (0, 1); None takes the delta of the budget.
             kind: "proven" or "claimed".
-            adjacency: "zero_out", "replace_one" or "add_or_remove_one".
+            adjacency: "zero_out", "replace_one" or "add_or_remove_one"; None takes that of the budget,
+                or "zero_out" without a budget.
             max_examples_per_user: the guarantee is for all examples of a user together, who has at
                 most so many.
 
@@ -76,12 +78,15 @@ class ModelPrivacy:
                 neither a delta nor a budget.
         """
         runs = self._checked_runs(max_examples_per_user)
-        return guarantee_of_all(kind, runs, self.delta_or_that_of_the_budget(delta), adjacency)
+        found = guarantee_of_all(kind, runs, *self.delta_and_adjacency(delta, adjacency))
+        if runs or kind == "claimed":
+            return found
+        return dataclasses.replace(found, assumptions=(START[self.account.start],))
 
     def statement(
         self,
         delta: float | None = None,
-        adjacency: str = "zero_out",
+        adjacency: str | None = None,
         *,
         max_examples_per_user: int = 1,
     ) -> str:
@@ -93,9 +98,12 @@ class ModelPrivacy:
         Raises:
             ValueError: as in `spent`.
         """
+        claimed, proven = (
+            self.spent(delta, kind, adjacency, max_examples_per_user=max_examples_per_user)
+            for kind in ("claimed", "proven")
+        )
         runs = self._checked_runs(max_examples_per_user)
-        delta = self.delta_or_that_of_the_budget(delta)
-        return Statement.of(runs, delta, adjacency, planned=False).text()
+        return Statement.from_guarantees(runs, claimed, proven, planned=False).text()
 
     def diagnostics(self, reset: bool = False) -> dict[str, float]:
         """Returns means since the last reset: fraction clipped, median gradient norm, noise to signal.
@@ -108,16 +116,17 @@ class ModelPrivacy:
         """
         return self.collected.result(reset)
 
-    def delta_or_that_of_the_budget(self, delta: float | None) -> float:
-        """Returns `delta`, or for None the delta of the budget; raises ValueError without either."""
-        if delta is None and self.budget is not None:
-            return self.budget.delta
-        if delta is None:
+    def delta_and_adjacency(self, delta: float | None, adjacency: str | None) -> tuple[float, str]:
+        """Returns both, each that of the budget for None; raises ValueError without any delta."""
+        budget = self.budget
+        if delta is None and budget is None:
             raise ValueError(
                 "Expected delta, such as delta=1e-5 (below 1/N), or a model with a budget. Received "
                 "neither."
             )
-        return delta
+        if adjacency is None:
+            adjacency = "zero_out" if budget is None else budget.adjacency
+        return budget.delta if delta is None else delta, adjacency
 
     # -- the ledger and its budget ---------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from tfdp.training.training import Training
 
 
 class PrivateTraining(SavedWithLedger):
-    """Mixin that gives a Keras model a private `train_step`; use `make_private` or `DPModel`."""
+    """Mixin that gives a Keras model a private `train_step`; `make_private` does so."""
 
     # -- configuration ---------------------------------------------------------------------------
 
@@ -90,7 +90,7 @@ class PrivateTraining(SavedWithLedger):
             steps_per_epoch=steps_per_epoch,
         )
         backup = backup_among(callbacks)
-        check_callbacks(callbacks)
+        check_callbacks(callbacks, self.optimizer)
         safe = contextlib.nullcontext(Place(initial_epoch))
         if backup is not None:
             safe = backup.attached(self, self.privacy.account, feed, initial_epoch, epochs)

@@ -10,7 +10,17 @@ from absl import logging
 
 # Public figures, which callbacks may monitor besides figures of held-out data.
 _PUBLIC = ("epsilon", "claimed_epsilon", "learning_rate")
-_MONITORS = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau)
+# Callbacks of Keras that are refused, by name, since versions of Keras differ in them.
+_REFUSED = {
+    "TerminateOnNaN": "It stops when the loss of private examples is not a number, so the number of "
+    "steps would reveal information about them. Leave it out: an example whose gradient is not finite "
+    "counts zero here (see model.privacy.diagnostics).",
+    "BackupAndRestore": "It restores the weights of a checkpoint and forgets the steps after it. Use "
+    "tfdp.callbacks.BackupAndRestore, which counts them.",
+    "OrbaxCheckpoint": "Its checkpoints hold no ledger, so what was spent would be lost. Use "
+    "keras.callbacks.ModelCheckpoint, or tfdp.callbacks.BackupAndRestore to resume a training.",
+}
+_ASSIGN_RATES = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
 
 
 def list_of(callbacks) -> list:
@@ -20,40 +30,35 @@ def list_of(callbacks) -> list:
     return [each for each in keras.tree.flatten(callbacks) if each is not None]
 
 
-def check_callbacks(callbacks) -> None:
+def check_callbacks(callbacks, optimizer) -> None:
     """Refuses callbacks of a fit.
 
     Args:
         callbacks: the argument of `fit`.
+        optimizer: the optimizer of the fit.
 
     Raises:
-        ValueError: a callback steers by training metrics, would save a file without a ledger, or
-            resumes a training without its counted steps.
+        ValueError: a callback steers by training metrics, would save a file without a ledger, resumes
+            a training without its counted steps, or assigns learning rates that are fixed.
     """
     for callback in list_of(callbacks):
         name = type(callback).__name__
-        if isinstance(callback, keras.callbacks.TerminateOnNaN):
-            raise ValueError(
-                f"{name} stops training when the loss of private examples is not a number, so the "
-                "number of steps would tell of them. Expected training without it: an example whose "
-                "gradient is not finite counts zero here (see model.privacy.diagnostics)."
-            )
-        monitors = isinstance(callback, _MONITORS)
+        for refused, reason in _REFUSED.items():
+            if isinstance(callback, getattr(keras.callbacks, refused, ())):
+                raise ValueError(f"{name} cannot be used in private training. {reason}")
         if isinstance(callback, keras.callbacks.ModelCheckpoint):
             refuse_legacy(callback.filepath)  # not only after the steps of an epoch are spent
-            monitors = callback.save_best_only
-        if monitors and not (callback.monitor.startswith("val_") or callback.monitor in _PUBLIC):
+        monitor = getattr(callback, "monitor", None)
+        acts = isinstance(monitor, str) and getattr(callback, "save_best_only", True)
+        if acts and not (monitor.startswith("val_") or monitor in _PUBLIC):
             raise ValueError(
-                f"{name} would act on {callback.monitor!r}, which is computed from private examples "
+                f"{name} would act on {monitor!r}, which is computed from private examples "
                 "without noise, if there is such a figure. Expected a figure of validation data "
                 "(such as 'val_loss', which needs validation_data; those data are not protected "
                 "then), or a fixed number of steps."
             )
-        if isinstance(callback, keras.callbacks.BackupAndRestore):
-            raise ValueError(
-                "keras.callbacks.BackupAndRestore restores the weights of a checkpoint and forgets the "
-                "steps after it. Use tfdp.callbacks.BackupAndRestore, which counts them."
-            )
+        if isinstance(callback, _ASSIGN_RATES):
+            _check_rate(name, optimizer)
         if isinstance(callback, keras.callbacks.EarlyStopping):
             logging.warning(
                 "%s may end this training early. All planned steps are counted then, because results "
@@ -61,6 +66,17 @@ def check_callbacks(callbacks) -> None:
                 "tfdp.callbacks.StopAtBudget, which counts only the steps taken.",
                 name,
             )
+
+
+def _check_rate(callback: str, optimizer) -> None:
+    """Raises ValueError if a learning rate cannot be assigned, which may else end a fit midway."""
+    try:
+        optimizer.learning_rate = optimizer.learning_rate
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{callback} assigns learning rates, and that of {type(optimizer).__name__} is fixed. "
+            "Leave the callback out, and pass a LearningRateSchedule to the optimizer."
+        ) from error
 
 
 def refuse_legacy(path) -> None:

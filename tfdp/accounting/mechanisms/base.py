@@ -35,6 +35,7 @@ class Mechanism:
       usual_sampling: Name of the sampling scheme where none is chosen.
       segments_note: Assumption of a guarantee about several runs of this mechanism, or None.
       advice: Sentence about a better mechanism at the same proven epsilon, or None.
+      declarable: Whether the user may declare that a run of it was on public data.
 
     Example:
       >>> from tfdp.accounting import describe
@@ -55,6 +56,7 @@ class Mechanism:
     usual_sampling: ClassVar[str] = "poisson"
     segments_note: ClassVar[str | None] = None
     advice: ClassVar[str | None] = None
+    declarable: ClassVar[bool] = False
 
     # -- what is proven ----------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from tfdp._validate import text
+from tfdp._validate import flag, text
 from tfdp.accounting.claims import ORDERS_2020
 from tfdp.accounting.mechanisms.base import Mechanism
 from tfdp.accounting.run import Run
@@ -18,9 +18,12 @@ class NoMechanism(Mechanism):
     Attributes:
       reason: Sentence that says why nothing is proven, for example that it is not known how the
         weights were trained before.
+      declarable: Whether the run stands for plain training that was found and not accounted. The user
+        may declare that it was on public data.
     """
 
     reason: str = "The run was not private: no noise hides an example."
+    declarable: bool = False
 
     name: ClassVar[str] = "none"
     summary: ClassVar[str] = "no noise and no privacy, to compare with"
@@ -28,6 +31,7 @@ class NoMechanism(Mechanism):
 
     def __post_init__(self):
         text("reason", self.reason, remedy="Leave it out, or say why nothing is proven.")
+        flag("declarable", self.declarable)
 
     def nothing_proven(self, run: Run, adjacency: str) -> str:
         return self.reason
