@@ -265,16 +265,20 @@ def quantized(model):
     return keras.Sequential([keras.Input((4,)), model.layers[0], layers.Dense(3)])
 
 
-def with_normalization(model):
+def with_normalization(model, public=None):
     stack = [keras.Input((4,)), *model.layers, layers.BatchNormalization(), layers.Dense(3)]
-    return tfdp.fix(keras.Sequential(stack))
+    return tfdp.fix(keras.Sequential(stack), public)
+
+
+def with_public_normalization(model):
+    return with_normalization(model, data(5)[0])
 
 
 def private_sequential():
     return tfdp.DPSequential([keras.Input((4,)), layers.Dense(3)])
 
 
-@pytest.mark.parametrize("made", [quantized, with_normalization])
+@pytest.mark.parametrize("made", [quantized, with_normalization, with_public_normalization])
 def test_layers_keep_it_in_what_is_made_of_them(made):
     model = small(model=keras.Sequential([keras.Input((4,)), layers.Dense(3, use_bias=False)]))
     train(model)

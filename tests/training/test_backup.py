@@ -382,6 +382,10 @@ def test_the_state_of_a_finished_training_can_be_kept(tmp_path):
     assert entries(again)[0] == STEPS and not training.seen[1]
     for one, other in zip(first.get_weights(), again.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
+    for model in (first, again):  # two trainings from one state are not one of so many steps
+        model.fit(training.lots(), verbose=0)
+    first.privacy.ledger.merge(again.privacy.ledger)
+    assert sorted(entries(first)) == [PER_EPOCH, PER_EPOCH, STEPS]
 
 
 @pytest.mark.slow
