@@ -172,12 +172,13 @@ def test_models_that_share_a_layer_share_what_was_spent():
 
 
 def test_models_that_meet_in_a_layer_have_the_sum():
-    one, two = small(), small()
+    one, two = small(start="public"), small()
     for model in (one, two):
         train(model)
     inputs = keras.Input((4,))
     both = keras.Model(inputs, layers.Add()([m.layers[0](inputs) for m in (one, two)]))
     assert steps(tfdp.make_private(both)) == 4
+    assert both.privacy.account.start == "assumed"  # of two, one was declared
 
 
 # -- training that nobody accounted ------------------------------------------------------------------

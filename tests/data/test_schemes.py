@@ -167,7 +167,9 @@ class TestRandomAllocation:
 class TestMicrobatches:
     """Groups of neighbours come together, and have the law that single examples have."""
 
-    @pytest.mark.parametrize("sampling", ["poisson", "fixed_size", "shuffle", "random_allocation"])
+    @pytest.mark.parametrize(
+        "sampling", ["poisson", "fixed_size", "shuffle", "random_allocation", "with_replacement"]
+    )
     def test_whole_groups_are_drawn(self, sampling):
         lots = drawn(make(sampling, 7, 4, microbatch_size=2), 200)
         groups = collections.Counter()
