@@ -100,6 +100,14 @@ def test_an_engine_that_bounds_less_than_is_assumed_is_refused(monkeypatch):
     assert steps(model) == 0
 
 
+def normalized_by_the_lot():
+    keras.utils.set_random_seed(0)
+    network = keras.Sequential([keras.Input((4,)), PublicBatchNormalization(), layers.Dense(3)])
+    public = np.random.default_rng(5).normal(size=(3, 4)).astype("float32")
+    examples = PublicExamples(network, public, "batch")
+    return keras.Sequential([keras.Input((4,)), examples])
+
+
 @pytest.mark.parametrize(
     ("arguments", "factor"),
     [
@@ -109,7 +117,8 @@ def test_an_engine_that_bounds_less_than_is_assumed_is_refused(monkeypatch):
         ({"clipping": "each_layer", "num_microbatches": 4}, 8**0.5),
     ],
 )
-def test_what_is_declared_is_what_is_assumed(arguments, factor, monkeypatch):
+@pytest.mark.parametrize("mixes", [False, True])
+def test_what_is_declared_is_what_is_assumed(arguments, factor, mixes, monkeypatch):
     declared, check = [], Session.check_sensitivity
 
     def noted(session, value):
@@ -118,18 +127,12 @@ def test_what_is_declared_is_what_is_assumed(arguments, factor, monkeypatch):
 
     monkeypatch.setattr(Session, "check_sensitivity", noted)
     network = keras.Sequential([keras.Input((4,)), layers.Dense(2), layers.Dense(3)])
+    if mixes:  # all terms move: 7 others by 2 and one by 1, or 4 by 2
+        network, factor = normalized_by_the_lot(), factor * (15 if factor < 2 else 4)
     model = small(sgd(**arguments), network)
     model.train_on_batch(*data(8))
     assert declared == [pytest.approx(factor)]
     assert assumed_sensitivity(model.privacy.current_run) == pytest.approx(factor)
-
-
-def normalized_by_the_lot():
-    keras.utils.set_random_seed(0)
-    network = keras.Sequential([keras.Input((4,)), PublicBatchNormalization(), layers.Dense(3)])
-    public = np.random.default_rng(5).normal(size=(3, 4)).astype("float32")
-    examples = PublicExamples(network, public, "batch")
-    return keras.Sequential([keras.Input((4,)), examples])
 
 
 @pytest.mark.parametrize(
