@@ -33,8 +33,13 @@ def test_what_is_accounted_cannot_be_assigned(mechanism):
     made = MECHANISMS[mechanism](keras.optimizers.SGD)(
         learning_rate=0.5, l2_norm_clip=1.0, noise_multiplier=1.0, **settings
     )
-    own = {"si_dpsgd": ["momentum", "learning_rate"], "matrix": ["strategy"]}.get(mechanism, [])
-    for name in ("l2_norm_clip", "noise_multiplier", "clipping", *own):
+    own = {
+        "si_dpsgd": ["momentum", "nesterov", "learning_rate", "guarantee", "release"],
+        "matrix": ["strategy"],
+        "discrete_sgd": ["family", "encode", "private_codebook"],
+    }.get(mechanism, [])
+    noise = ("l2_norm_clip", "noise_multiplier", "num_microbatches", "clipping")
+    for name in (*noise, "adaptive_clipping", *own):
         value = getattr(made, name)
         with pytest.raises((AttributeError, ValueError), match=r"[Ee]xpected"):
             setattr(made, name, 0.125)
