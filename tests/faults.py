@@ -90,6 +90,11 @@ def noise_of_all_sources_has_one_key(init, self, seed=None, salt=()):
     self.seeded = seed is not None
 
 
+@fault("optimizers.dp_keras_optimizer:DPKerasOptimizer.begin", EVERY_STEP)
+def runs_of_an_optimizer_share_their_noise(begin, self, session):
+    return None
+
+
 @fault("session:Session.authorize", "test_session.py")
 def a_forked_process_goes_on_with_the_key(authorize, self, steps):
     self._process = os.getpid()
@@ -189,6 +194,12 @@ def layers_declare_the_sensitivity_of_one_group(groups, self):
     return 1
 
 
+@fault("accounting.gaussian_steps:_fixed_size_lots", "accounting/test_contribution.py")
+def lots_of_fixed_size_forget_that_weights_are_clipped_in_groups(losses, run, *rest):
+    contribution = dataclasses.replace(run.contribution, clip_groups=1)
+    return losses(dataclasses.replace(run, contribution=contribution), *rest)
+
+
 @fault("accounting.contribution:Contribution.sensitivity", "accounting/mechanisms/test_dpsgd.py")
 def the_accounting_assumes_half_the_sensitivity(factor, self, *given):
     return max(1.0, factor(self, *given) / 2)
@@ -270,6 +281,32 @@ def the_accounting_assumes_a_smaller_probability(chance, self):
     return 0.9 * chance(self)
 
 
+@fault(
+    "training.feeding:plan_of",
+    "training/test_feeding.py::test_a_users_seed_proves_nothing_where_the_proof_needs_secret_lots",
+)
+def a_users_seed_of_lots_counts_as_secret(plan, *given):
+    return dataclasses.replace(plan(*given), insecure_seed=False)
+
+
+AFTER_A_CRASH = (
+    "training/test_backup.py::test_examples_and_their_order_matter_where_they_have_places"
+)
+
+
+@fault("training.feeding:needs_order", AFTER_A_CRASH)
+def an_epoch_has_another_order_after_a_crash(needs, feed):
+    return False
+
+
+@fault(
+    "data.lots:Lots.as_dataset",
+    "training/test_backup.py::test_no_example_takes_part_twice_in_an_epoch",
+)
+def groups_begin_anew_after_a_crash(make, self, turn=0, **options):
+    return make(self, 0 if options.get("order") or options.get("start") == 0 else turn, **options)
+
+
 # -- what was spent ----------------------------------------------------------------------------------
 
 
@@ -345,6 +382,32 @@ def a_budget_pays_for_ten_percent_more_steps(steps, *given, **named):
 @fault("session:Session.end_early", "training/test_early_ends.py")
 def planned_steps_are_forgotten_at_an_early_end(end, self, left_out):
     return self.close()
+
+
+@fault(
+    "account:Account.close_session",
+    "training/test_backup.py::test_the_state_of_a_finished_training_can_be_kept",
+)
+def a_backup_leaves_its_run_open(close, self):
+    return None
+
+
+@fault(
+    "optimizers.si_dpsgd:SIDPSGDOptimizer.resume",
+    "training/test_backup.py::test_means_go_on_without_velocity_behind_lost_steps",
+)
+def velocities_outlive_lost_steps(resume, self, session, state, lost):
+    return resume(self, session, state, 0)
+
+
+@fault("account:copy_ledgers", "test_account.py::test_layers_keep_it_in_what_is_made_of_them")
+def a_fixed_copy_has_spent_nothing(copy, model, fixed):
+    return None
+
+
+@fault("training.model_privacy:_of_users", "training/test_model_privacy.py")
+def guarantees_for_users_are_for_examples(of_users, run, number):
+    return run
 
 
 @fault("training.backup_folder:BackupFolder.read", "training/test_backup.py")

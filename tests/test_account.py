@@ -172,12 +172,13 @@ def test_models_that_share_a_layer_share_what_was_spent():
 
 
 def test_models_that_meet_in_a_layer_have_the_sum():
-    one, two = small(), small()
+    one, two = small(start="public"), small()
     for model in (one, two):
         train(model)
     inputs = keras.Input((4,))
     both = keras.Model(inputs, layers.Add()([m.layers[0](inputs) for m in (one, two)]))
     assert steps(tfdp.make_private(both)) == 4
+    assert both.privacy.account.start == "assumed"  # of two, one was declared
 
 
 # -- training that nobody accounted ------------------------------------------------------------------
@@ -276,12 +277,16 @@ def quantized(model):
     return keras.Sequential([keras.Input((4,)), model.layers[0], layers.Dense(3)])
 
 
-def with_normalization(model):
+def with_normalization(model, public=None):
     stack = [keras.Input((4,)), *model.layers, layers.BatchNormalization(), layers.Dense(3)]
-    return tfdp.fix(keras.Sequential(stack))
+    return tfdp.fix(keras.Sequential(stack), public)
 
 
-@pytest.mark.parametrize("made", [quantized, with_normalization])
+def with_public_normalization(model):
+    return with_normalization(model, data(5)[0])
+
+
+@pytest.mark.parametrize("made", [quantized, with_normalization, with_public_normalization])
 def test_layers_keep_it_in_what_is_made_of_them(made):
     model = small(model=keras.Sequential([keras.Input((4,)), layers.Dense(3, use_bias=False)]))
     train(model)

@@ -30,6 +30,7 @@ def test_epsilon_in_the_logs_is_that_of_the_steps_so_far():
         Watch(DELTA),
         PrivacyProgress(DELTA, "claimed"),
         PrivacyProgress(DELTA, "claimed", name="mine"),
+        PrivacyProgress(DELTA, adjacency="replace_one", name="replaced"),
     ]
     history = train(model, epochs=2, callbacks=shown).history
     run = model.privacy.current_run
@@ -38,6 +39,7 @@ def test_epsilon_in_the_logs_is_that_of_the_steps_so_far():
     assert history["epsilon"] == pytest.approx([expected[1], expected[3]])
     assert history["claimed_epsilon"] == history["mine"]
     assert history["mine"][-1] == pytest.approx(claimed(run, DELTA).epsilon)
+    assert history["replaced"][-1] == pytest.approx(proven(run, DELTA, "replace_one").epsilon)
     # Another fit with another run: the reported epsilon includes the earlier steps.
     history = train(model, shuffle=True, callbacks=[PrivacyProgress(DELTA)]).history
     assert history["epsilon"][-1] == pytest.approx(model.privacy.spent(DELTA).epsilon)
@@ -55,12 +57,13 @@ def scalars(folder):
 
 def test_tensorboard_gets_the_named_scalars(tmp_path):
     model = small(budget=PrivacyBudget(60.0, DELTA))
-    train(model, epochs=2, callbacks=[PrivacyTensorBoard(tmp_path)])
+    train(model, epochs=2, callbacks=[PrivacyTensorBoard(tmp_path, adjacency="replace_one")])
     values = scalars(tmp_path)
     assert {"training/loss", "gradients/fraction_clipped"} <= set(values)
     run = model.privacy.current_run
     for kind, guarantee in {"claimed": claimed, "proven": proven}.items():
-        expected = [guarantee(vary(run, steps=steps), DELTA).epsilon for steps in (2, 4)]
+        runs = [vary(run, steps=steps) for steps in (2, 4)]
+        expected = [guarantee(run, DELTA, "replace_one").epsilon for run in runs]
         assert values[f"privacy/epsilon_{kind}"] == pytest.approx(expected, rel=1e-5)
 
 

@@ -30,20 +30,11 @@ def test_the_checks_of_a_dense_layer_hold(monkeypatch, capsys):
     assert code == 0 and "4 of 4 checks hold" in said, said
 
 
-_first = []
-
-
-def _repeated(noise):
-    _first.extend([] if _first else [tf.identity(part) for part in noise])
-    return list(_first)
-
-
 BROKEN = {
     "too_little": lambda noise: [part * 2 / 3 for part in noise],
     "too_much": lambda noise: [part * 3 / 2 for part in noise],
     "the_same_for_all_variables": lambda noise: [noise[0]] * len(noise),
     "not_normal": lambda noise: [tf.sign(part) * tf.abs(part) ** 0.9 for part in noise],
-    "the_same_in_all_steps": _repeated,
 }
 
 
@@ -59,9 +50,21 @@ def test_wrong_noise_is_found(name, monkeypatch):
     assert not selftest._noise("graph")[0]
 
 
-def test_runs_with_the_same_noise_are_found(monkeypatch):
-    right = NoiseSource.__init__
-    monkeypatch.setattr(NoiseSource, "__init__", lambda self, *given: right(self, 1))
+def with_one_key(right, monkeypatch):
+    made = NoiseSource.__init__
+    monkeypatch.setattr(NoiseSource, "__init__", lambda self, *given: made(self, 1))
+    return right
+
+
+def with_one_number(right, monkeypatch):
+    return lambda source, number, *rest: right(source, 0, *rest)
+
+
+@pytest.mark.parametrize(
+    "repeats", [with_one_key, pytest.param(with_one_number, marks=pytest.mark.slow)]
+)
+def test_noise_that_repeats_in_runs_or_steps_is_found(repeats, monkeypatch):
+    monkeypatch.setattr(NoiseSource, "gaussians", repeats(NoiseSource.gaussians, monkeypatch))
     assert not selftest._noise("graph")[0]
 
 

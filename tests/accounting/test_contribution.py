@@ -1,11 +1,12 @@
-"""What all examples of a user move together, against every way of dealing them into lots."""
+"""Factors of the sensitivity: users, statistics of lots, microbatches and groups of weights."""
 
 import itertools
 
 import numpy as np
 import pytest
 
-from tfdp.accounting import Strategy, describe, proven
+from tests.accounting.varying import vary
+from tfdp.accounting import Strategy, describe, proven, sampling_names
 
 DELTA, LOT, LOTS, STEPS = 1e-5, 2, 3, 6
 # The released sums are W (sums of the lots) + noise.
@@ -59,3 +60,34 @@ def test_batch_statistics_of_a_user(mechanism, sampling, adjacency):
         assert truth * (1 - 1e-9) <= found <= users * alone * (1 + 1e-9)
         if users == 1 and sampling != "shuffle":
             assert found == pytest.approx(truth)
+
+
+# Other factors, which each of the two below has to go together with.
+FORMS = {
+    "alone": {},
+    "users": {"max_examples_per_user": 2},
+    "statistics": {"batch_statistics": True},
+    "schedule": {"noise_multiplier": (8.0, 8.0, 8.0, 16.0, 16.0, 16.0)},
+}
+
+
+@pytest.mark.parametrize("mechanism", RESPONSES)
+@pytest.mark.parametrize("sampling", sampling_names())
+@pytest.mark.parametrize("form", FORMS)
+def test_groups_of_weights_are_less_noise_and_microbatches_are_fewer_examples(
+    mechanism, sampling, form
+):
+    """Whatever the sampling: clipped in 4 groups, a gradient is within 2 C; a mean is replaced."""
+    if mechanism == "matrix" and form == "schedule":
+        return  # one number for all steps
+    more = {"strategy": Strategy(name="banded_toeplitz", coefficients=(1.0, 0.5))}
+    more = (more if mechanism == "matrix" else {}) | {"noise_multiplier": 8.0} | FORMS[form]
+    more |= {"groups": 2} if sampling == "cyclic_poisson" else {}
+    run = describe(mechanism, sampling, num_examples=12, lot_size=4, steps=STEPS, **more)
+    half = run.with_noise(0.5 if form == "schedule" else 4.0)
+    replaced = proven(vary(run, num_examples=6, lot_size=2), DELTA, "replace_one").epsilon
+    for adjacency in ("zero_out", "replace_one"):
+        grouped = proven(vary(run, clip_groups=4), DELTA, adjacency).epsilon
+        assert grouped == pytest.approx(proven(half, DELTA, adjacency).epsilon)
+        in_pairs = proven(vary(run, microbatch_size=2), DELTA, adjacency).epsilon
+        assert in_pairs == pytest.approx(replaced)

@@ -1,7 +1,9 @@
 """Lots are complete, padded by absent examples, secret, and never repeated by accident."""
 
+import copy
 import itertools
 import os
+import pickle
 import subprocess
 import sys
 
@@ -162,6 +164,16 @@ class TestContent:
 
 
 class TestSecrecy:
+    @every_sampling
+    def test_lots_are_neither_copied_nor_changed(self, sampling):
+        lots = make(sampling)
+        for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="secret"):
+                copied(lots)
+        for name in ("lot_size", "num_examples", "groups", "seeded", "sampling"):
+            with pytest.raises(AttributeError, match="accounting"):
+                setattr(lots, name, getattr(lots, name))
+
     @pytest.mark.parametrize("sampling", ["poisson", "shuffle", "fixed_size"])
     def test_a_second_iterator_does_not_repeat_the_first(self, sampling):
         dataset = make(sampling, seed=1).as_dataset()

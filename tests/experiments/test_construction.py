@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 
 from tfdp import data, make_private, optimizers
+from tfdp.accounting import PrivacyBudget
+from tfdp.accounting.composition import guarantee_of_all
 from tfdp.accounting.mechanisms.registry import mechanism_class
 from tfdp.experiments import Experiment
-from tfdp.experiments.construction import _parameters, make_optimizer, plan
+from tfdp.experiments.construction import _parameters, budget, make_optimizer, plan
 
 
 def experiment(**changes):
@@ -110,6 +112,16 @@ def test_the_plan_knows_of_microbatches_and_adaptive_clipping():
     pairs = data.make_lots("poisson", x, y, lot_size=4, microbatch_size=2)
     run = plan(experiment(microbatches=2, clipping="adaptive"), pairs, 5, model())
     assert run.contribution.microbatch_size == 2 and run.contribution.adaptive_clipping
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "adjacency"), [("proven", "replace_one"), ("claimed", "zero_out")]
+)
+def test_noise_and_budget_are_for_the_guarantee_that_was_asked_for(guarantee, adjacency, lots):
+    made = experiment(guarantee=guarantee, adjacency=adjacency, delta=1e-3)
+    spent = guarantee_of_all(guarantee, [plan(made, lots, 5, model())], 1e-3, adjacency)
+    assert 1.99 < spent.epsilon <= 2.0
+    assert budget(made) == PrivacyBudget(2.0, 1e-3, guarantee, adjacency)
 
 
 def test_public_data_is_for_private_mechanisms_unless_it_is_named():

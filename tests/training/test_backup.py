@@ -12,6 +12,8 @@ import tfdp
 from tests.training.test_backup_folder import Killed, dying
 from tfdp.accounting import Strategy, max_steps
 from tfdp.training.backup_folder import BackupFolder
+from tfdp.training.backup_state import setup_of
+from tfdp.training.feeding import Feed, needs_order, plan_of
 
 N, L, EPOCHS = 12, 4, 3
 PER_EPOCH = N // L
@@ -193,7 +195,10 @@ def test_steps_that_are_lost_stay_counted(tmp_path):
     assert entries(model) == [STEPS]
 
 
-@pytest.mark.parametrize("sampling", ["shuffle", pytest.param("cyclic", marks=pytest.mark.slow)])
+SLOW = [pytest.param(s, marks=pytest.mark.slow) for s in ("cyclic", "random_allocation")]
+
+
+@pytest.mark.parametrize("sampling", ["shuffle", "cyclic_poisson", *SLOW])
 def test_no_example_takes_part_twice_in_an_epoch(sampling, tmp_path):
     lots = []
 
@@ -215,6 +220,8 @@ def test_no_example_takes_part_twice_in_an_epoch(sampling, tmp_path):
         if sampling == "cyclic":
             first = (step - 1) % PER_EPOCH * L
             assert rows == [*range(first, first + L)]
+        if sampling == "cyclic_poisson":  # whole groups, which take turns
+            assert rows == [*range((step - 1) % PER_EPOCH, N, PER_EPOCH)]
     for rows in epochs.values():
         assert len(rows) == len(set(rows))
     assert len(epochs) == EPOCHS and sorted(epochs[0]) == [*range(N)]
@@ -233,20 +240,19 @@ def test_correlated_noise_goes_on_behind_lost_steps(tmp_path):
     np.testing.assert_allclose(moved[1], moved[0], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.slow
-def test_means_go_on_without_velocity_behind_lost_steps(tmp_path):
+@pytest.mark.parametrize("lost", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_means_go_on_without_velocity_behind_lost_steps(lost, tmp_path):
     make = lambda: tfdp.SIDPSGDOptimizer(**options(momentum=0.5, noise_multiplier=0.0))  # noqa: E731
-    for lost in (False, True):
-        training = Training(tmp_path / str(lost), make, save_freq=2 if lost else 1)
-        if lost:
-            about, _ = training.kill(5)
-            kept = about["steps"]
-        else:
-            training.crash(kept := 5)
-        training.run()
-        before, first = training.seen[0][kept], next(iter(training.seen[1].values()))
-        # All gradients are clipped and point the same way; momentum nearly doubles the steps.
-        assert np.linalg.norm(first - before) / 0.1 == pytest.approx(1 if lost else 2, abs=0.1)
+    training = Training(tmp_path / "b", make, save_freq=2 if lost else 1)
+    if lost:
+        about, _ = training.kill(5)
+        kept = about["steps"]
+    else:
+        training.crash(kept := 5)
+    training.run()
+    before, first = training.seen[0][kept], next(iter(training.seen[1].values()))
+    # All gradients are clipped and point the same way; momentum nearly doubles the steps.
+    assert np.linalg.norm(first - before) / 0.1 == pytest.approx(1 if lost else 2, abs=0.1)
 
 
 def test_a_full_disk_loses_no_count(tmp_path, monkeypatch):
@@ -341,6 +347,16 @@ def test_another_training_does_not_go_on(other, interrupted):
     assert training.seen == [{}]
 
 
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_examples_and_their_order_matter_where_they_have_places(sampling, tmp_path):
+    training = Training(tmp_path, sampling=sampling)
+    model, plan = training.model(), plan_of(training.lots())
+    model.optimizer.build(model.trainable_variables)
+    feed, independent = Feed(None, plan, 1), ("poisson", "fixed_size", "with_replacement")
+    assert (setup_of(model, feed)["examples"] is None) == (sampling in independent)
+    assert needs_order(feed) == (sampling in ("shuffle", "random_allocation"))
+
+
 def test_a_training_goes_on_after_others_were_refused(interrupted, tmp_path):
     shutil.copytree(interrupted, tmp_path / "b")
     with pytest.raises(ValueError):
@@ -376,12 +392,16 @@ def test_the_state_of_a_finished_training_can_be_kept(tmp_path):
             for variable in self.model.trainable_variables:
                 variable.assign(0.5 * variable)
 
-    training = Training(tmp_path / "b", delete_checkpoint=False)
+    training = Training(tmp_path / "b", sampling="poisson", delete_checkpoint=False)
     first = training.run(callbacks=[Halves()])
     again = training.run()
     assert entries(again)[0] == STEPS and not training.seen[1]
     for one, other in zip(first.get_weights(), again.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
+    for model in (first, again):  # two trainings from one state are not one of so many steps
+        model.fit(training.lots(), verbose=0)
+    first.privacy.ledger.merge(again.privacy.ledger)
+    assert sorted(entries(first)) == [PER_EPOCH, PER_EPOCH, STEPS]
 
 
 @pytest.mark.slow

@@ -43,13 +43,17 @@ def test_the_planned_epochs_spend_the_budget_and_no_more():
         trained(found, epochs=1)
 
 
-def test_the_guarantee_that_is_asked_for():
-    kind, adjacency = "claimed", "replace_one"
+@pytest.mark.parametrize(
+    ("kind", "adjacency"), [("proven", "replace_one"), ("claimed", "zero_out")]
+)
+def test_the_guarantee_that_is_asked_for(kind, adjacency):
     found = calibrated(kind=kind, adjacency=adjacency)
     trained(found)
     spent = found.model.privacy.spent(1e-4, kind, adjacency)
     assert 1.99 < spent.epsilon <= 2.0
     assert found.model.privacy.budget == tfdp.PrivacyBudget(2.0, 1e-4, kind, adjacency)
+    with pytest.raises(BudgetExhausted):
+        trained(found, epochs=1)
 
 
 MECHANISMS = {

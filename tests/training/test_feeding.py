@@ -9,7 +9,8 @@ from helpers import LOSS, clipped_sum, data, sgd, steps, weights
 
 import tfdp
 from tests.training.small import linear, small
-from tfdp.data import Lots, make_lots
+from tfdp.data import SAMPLINGS, Lots, make_lots
+from tfdp.training.feeding import plan_of
 
 CLIP = 0.3
 
@@ -197,6 +198,15 @@ def test_a_users_seed_reproduces_lots_and_other_fits_draw_others():
     assert one.privacy.ledger.runs[0].insecure_seed
     assert lots_of(one) != first
     assert lots_of(tfdp.make_private(two, seed=5, engine="loop")) != first
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_users_seed_proves_nothing_where_the_proof_needs_secret_lots(sampling):
+    more = {"groups": 2} if sampling == "cyclic_poisson" else {}
+    for seed in (None, 1):
+        plan = plan_of(make_lots(sampling, *data(), lot_size=8, seed=seed, **more))
+        public = sampling in ("cyclic", "shuffle")
+        assert plan.insecure_seed == (seed is not None and not public)
 
 
 # -- what fit takes, as Keras does -------------------------------------------------------------------

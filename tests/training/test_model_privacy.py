@@ -6,8 +6,10 @@ import pytest
 from helpers import data
 
 import tfdp
+from tests.accounting.varying import vary
 from tests.training.small import small, train
 from tfdp.accounting import proven
+from tfdp.accounting.guarantee import format_epsilon
 from tfdp.training.model_privacy import ModelPrivacy
 
 DELTA = 1e-5
@@ -48,6 +50,14 @@ def test_the_statement_names_both_guarantees(trained):
     assert set(trained.privacy.diagnostics()) >= {"fraction_clipped", "median_gradient_norm"}
     run = trained.privacy.current_run
     assert trained.privacy.spent(DELTA).epsilon == proven(run, DELTA).epsilon
+
+
+def test_a_guarantee_may_be_for_users(trained):
+    run = vary(trained.privacy.current_run, max_examples_per_user=3)
+    spent = trained.privacy.spent(DELTA, "proven", "replace_one", max_examples_per_user=3)
+    assert spent == proven(run, DELTA, "replace_one")
+    text = trained.privacy.statement(DELTA, "replace_one", max_examples_per_user=3)
+    assert format_epsilon(spent.epsilon) in text and "more than 3 examples" in text
 
 
 def test_delta_is_that_of_the_budget_unless_given(trained):

@@ -99,6 +99,18 @@ def test_a_train_step_of_its_own_is_refused():
         train(model)
 
 
+def test_an_optimizer_with_noise_of_its_own_needs_a_mechanism_of_its_own():
+    class Quiet(tfdp.DPKerasSGDOptimizer):
+        def add_noise(self, bounded, session):
+            return bounded.sums, 0.0
+
+    model = small(Quiet(l2_norm_clip=1.0, noise_multiplier=1.0))
+    for train_on in (model.fit, model.train_on_batch):
+        with pytest.raises(ValueError, match="add_noise"):
+            train_on(*data(8))
+    assert steps(model) == 0
+
+
 def test_a_layer_that_keeps_what_it_sees_does_not_train():
     class Keeps(layers.Layer):
         def build(self, shape):

@@ -33,8 +33,13 @@ def test_what_is_accounted_cannot_be_assigned(mechanism):
     made = MECHANISMS[mechanism](keras.optimizers.SGD)(
         learning_rate=0.5, l2_norm_clip=1.0, noise_multiplier=1.0, **settings
     )
-    own = {"si_dpsgd": ["momentum", "learning_rate"], "matrix": ["strategy"]}.get(mechanism, [])
-    for name in ("l2_norm_clip", "noise_multiplier", "clipping", *own):
+    own = {
+        "si_dpsgd": ["momentum", "nesterov", "learning_rate", "guarantee", "release"],
+        "matrix": ["strategy"],
+        "discrete_sgd": ["family", "encode", "private_codebook"],
+    }.get(mechanism, [])
+    noise = ("l2_norm_clip", "noise_multiplier", "num_microbatches", "clipping")
+    for name in (*noise, "adaptive_clipping", *own):
         value = getattr(made, name)
         with pytest.raises((AttributeError, ValueError), match=r"[Ee]xpected"):
             setattr(made, name, 0.125)
@@ -100,6 +105,14 @@ def test_an_engine_that_bounds_less_than_is_assumed_is_refused(monkeypatch):
     assert steps(model) == 0
 
 
+def normalized_by_the_lot():
+    keras.utils.set_random_seed(0)
+    network = keras.Sequential([keras.Input((4,)), PublicBatchNormalization(), layers.Dense(3)])
+    public = np.random.default_rng(5).normal(size=(3, 4)).astype("float32")
+    examples = PublicExamples(network, public, "batch")
+    return keras.Sequential([keras.Input((4,)), examples])
+
+
 @pytest.mark.parametrize(
     ("arguments", "factor"),
     [
@@ -109,7 +122,8 @@ def test_an_engine_that_bounds_less_than_is_assumed_is_refused(monkeypatch):
         ({"clipping": "each_layer", "num_microbatches": 4}, 8**0.5),
     ],
 )
-def test_what_is_declared_is_what_is_assumed(arguments, factor, monkeypatch):
+@pytest.mark.parametrize("mixes", [False, True])
+def test_what_is_declared_is_what_is_assumed(arguments, factor, mixes, monkeypatch):
     declared, check = [], Session.check_sensitivity
 
     def noted(session, value):
@@ -118,18 +132,12 @@ def test_what_is_declared_is_what_is_assumed(arguments, factor, monkeypatch):
 
     monkeypatch.setattr(Session, "check_sensitivity", noted)
     network = keras.Sequential([keras.Input((4,)), layers.Dense(2), layers.Dense(3)])
+    if mixes:  # all terms move: 7 others by 2 and one by 1, or 4 by 2
+        network, factor = normalized_by_the_lot(), factor * (15 if factor < 2 else 4)
     model = small(sgd(**arguments), network)
     model.train_on_batch(*data(8))
     assert declared == [pytest.approx(factor)]
     assert assumed_sensitivity(model.privacy.current_run) == pytest.approx(factor)
-
-
-def normalized_by_the_lot():
-    keras.utils.set_random_seed(0)
-    network = keras.Sequential([keras.Input((4,)), PublicBatchNormalization(), layers.Dense(3)])
-    public = np.random.default_rng(5).normal(size=(3, 4)).astype("float32")
-    examples = PublicExamples(network, public, "batch")
-    return keras.Sequential([keras.Input((4,)), examples])
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,7 @@ def test_a_step_that_fails_counts_nothing():
 
 REPLICAS = """
 import contextlib
+import sys
 import keras, numpy as np, tensorflow as tf
 
 cpu = tf.config.list_physical_devices("CPU")[0]
@@ -132,13 +133,14 @@ weight = np.ones(24, "float32")
 weight[8:12] = 0  # the shard of the first replica is empty in one of three steps
 
 
-def trained(strategy):
+def trained(strategy, **clipping):
     with strategy.scope() if strategy else contextlib.nullcontext():
         keras.utils.set_random_seed(0)
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(5), keras.layers.Dense(3)])
         model = tfdp.make_private(model)
         optimizer = tfdp.DPKerasSGDOptimizer(
-            l2_norm_clip=1.0, noise_multiplier=0.5, learning_rate=0.5, momentum=0.9, seed=3)
+            l2_norm_clip=1.0, noise_multiplier=0.5, learning_rate=0.5, momentum=0.9, seed=3,
+            **clipping)
         model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True),
                       metrics=["accuracy"])
     options = {"batch_size": 8, "shuffle": False, "epochs": 2, "verbose": 0}
@@ -150,6 +152,11 @@ def trained(strategy):
 mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 for one, two in zip(trained(None), trained(mirrored), strict=True):
     np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
+try:
+    trained(mirrored, clipping="adaptive")  # each replica would count its own shard
+except NotImplementedError:
+    sys.exit(0)
+sys.exit("adaptive clipping trained on several replicas")
 """
 
 

@@ -33,7 +33,8 @@ class Sampling:
       coin_flips: Whether every example whose turn it is joins the lot by an independent coin flip.
       whole_epochs: Whether lots come in passes over the data, with each example at most once in each.
       fixed_order: Whether every pass has the same lots in the same order.
-      random_lots: Whether guarantees rest on random draws of the lots, so that their seed is secret.
+      random_lots: Whether guarantees rest on random draws of the lots, so that their seed is secret;
+        True unless a scheme says that no proof of it uses them.
       random_sizes: Whether a lot may hold any number of examples.
       drawn: Templates of the sentences about the draws, with fields of `self`.
 
@@ -53,7 +54,7 @@ class Sampling:
     coin_flips: ClassVar[bool] = False
     whole_epochs: ClassVar[bool] = False
     fixed_order: ClassVar[bool] = False
-    random_lots: ClassVar[bool] = False
+    random_lots: ClassVar[bool] = True
     random_sizes: ClassVar[bool] = False
     drawn: ClassVar[tuple[str, ...]] = ()
     # Some schemes have these two as fields; these constants hold for all other schemes.
@@ -154,7 +155,6 @@ class _CoinFlips(Sampling):
     """Base class of the Poisson schemes: lots of random size."""
 
     coin_flips: ClassVar[bool] = True
-    random_lots: ClassVar[bool] = True
     random_sizes: ClassVar[bool] = True
 
 
@@ -246,6 +246,7 @@ class Cyclic(Sampling):
     )
     whole_epochs: ClassVar[bool] = True
     fixed_order: ClassVar[bool] = True
+    random_lots: ClassVar[bool] = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -259,6 +260,7 @@ class Shuffle(Sampling):
         "hold.",
     )
     whole_epochs: ClassVar[bool] = True
+    random_lots: ClassVar[bool] = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -272,7 +274,6 @@ class RandomAllocation(Sampling):
         "uniformly and independently of the others, empty lots included.",
     )
     whole_epochs: ClassVar[bool] = True
-    random_lots: ClassVar[bool] = True
     random_sizes: ClassVar[bool] = True
 
     @property
@@ -284,8 +285,6 @@ class RandomAllocation(Sampling):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _FreshLots(Sampling):
     """Base class of the schemes that draw a lot of fixed size afresh in each step."""
-
-    random_lots: ClassVar[bool] = True
 
     def of_groups(self, size: int) -> "Sampling":
         groups, drawn = -(-self.num_examples // size), -(-self.lot_size // size)
@@ -337,6 +336,7 @@ class Unknown(Sampling):
         "together, and in which order, does not depend on what they hold.",
         "No lot held more than {self.lot_size} examples.",
     )
+    random_lots: ClassVar[bool] = False
 
     def assumptions(self) -> tuple[str, ...]:
         _, divided, *drawn = super().assumptions()

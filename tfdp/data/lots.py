@@ -185,9 +185,6 @@ class Lots(abc.ABC):
             "draw the same ones again. Expected make_lots(...) of the same arrays instead of a copy."
         )
 
-    __reduce_ex__ = __copy__ = lambda self, *_: self.__reduce__()
-    __deepcopy__ = __copy__
-
     def __repr__(self):
         return (
             f"{type(self).__name__}(num_examples={self.num_examples}, lot_size={self.lot_size}, "

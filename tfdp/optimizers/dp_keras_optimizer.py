@@ -104,7 +104,13 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
     mechanism = DPSGD
     title = "DP-SGD"
     mean_factor = 1.0
-    accounted = ("l2_norm_clip", "noise_multiplier", "num_microbatches", "clipping")
+    accounted = (
+        "l2_norm_clip",
+        "noise_multiplier",
+        "num_microbatches",
+        "clipping",
+        "adaptive_clipping",
+    )
 
     def __init__(
         self,

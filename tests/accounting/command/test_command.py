@@ -70,12 +70,13 @@ def test_every_flag_reaches_the_run(capsys):
         "--noise_multiplier=50", "--sampling=cyclic", "--learning_rate=0.5",
         "--learning_rate_decay=0.5", "--momentum=0.5", "--nesterov", "--release=theta",
         "--microbatch_size=2", "--batch_statistics", "--optimizer=nesterov", "--insecure_seed",
-        "--start=public",
+        "--start=public", "--clip_groups=3", "--max_examples_per_user=4",
     )["run"]  # fmt: skip
     mechanism, contribution = run["mechanism"], run["contribution"]
     assert mechanism["learning_rates"] == {"values": [0.5, 0.25], "counts": [10, 10]}
     assert (mechanism["momentum"], mechanism["nesterov"]) == (0.5, True)
     assert (contribution["microbatch_size"], contribution["batch_statistics"]) == (2, True)
+    assert (contribution["clip_groups"], contribution["max_examples_per_user"]) == (3, 4)
     assert (run["insecure_seed"], run["start"]) == (True, "public")
 
 

@@ -139,16 +139,6 @@ def test_microbatches_are_groups_that_are_replaced():
         proven(pairs, DELTA, "add_or_remove_one")
 
 
-@pytest.mark.parametrize("sampling", ["fixed_size", "with_replacement"])
-def test_lots_of_groups_are_lots_of_fewer_examples(sampling):
-    fresh = vary(SMALL, sampling=sampling, noise_multiplier=6.0)
-    groups = vary(fresh, num_examples=50, lot_size=5)
-    for users in (1, 3):
-        expected = proven(vary(groups, max_examples_per_user=users), DELTA, "replace_one")
-        found = proven(vary(fresh, microbatch_size=2, max_examples_per_user=users), DELTA)
-        assert found.epsilon == expected.epsilon
-
-
 def test_golden_users():
     """Ten of 10,000 examples are of one user: a mixture of Gaussians, exactly."""
     run = vary(BASE, num_examples=10_000, lot_size=100, steps=500, noise_multiplier=1.0)

@@ -164,9 +164,3 @@ def test_batch_statistics_multiply_the_sensitivity():
     assert proven(small(batch_statistics=True), DELTA, "replace_one").mu == pytest.approx(
         20 * plain
     )
-
-
-def test_microbatches_and_clip_groups_raise_the_sensitivity():
-    plain = proven(small(), DELTA).mu
-    assert proven(small(microbatch_size=5), DELTA).mu == pytest.approx(2 * plain)
-    assert proven(small(clip_groups=4), DELTA).mu == pytest.approx(2 * plain)
