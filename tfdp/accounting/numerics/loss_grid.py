@@ -8,8 +8,9 @@ interval, and its mean by about interval^2 / 12 only.
 
 Composition is a product of Fourier transforms on a range of losses outside of which a Chernoff bound
 leaves a mass of at most 1e-15. The mass outside is added to the infinite loss (Koskela et al. 2020),
-and so is a bound on the rounding of the transforms: about 1e-10 for some thousand rounds. A delta
-below that is left to Rényi divergences.
+and so is a bound on the rounding of the transforms: about 1e-10 for some thousand rounds. For a
+delta that is not far above it, chances are tilted by e^(order * loss) before and back afterwards, and
+rounding is relative to the mass of large losses.
 
 dp_accounting computes the same distributions, point by point in Python; the tests compare the two.
 """
