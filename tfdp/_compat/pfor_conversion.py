@@ -11,6 +11,7 @@ with borrowing("the rules of tf.vectorized_map"):
 
     RULES = pfor._pfor_converter_registry
     wrap = pfor.wrap
+    transposed = pfor._transpose_first_two_dims
     _MERGED, _APART = pfor._flatten_first_two_dims, pfor._unflatten_first_dim
 
 

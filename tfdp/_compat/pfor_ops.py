@@ -9,7 +9,7 @@ import functools
 
 import tensorflow as tf
 
-from tfdp._compat.pfor_conversion import apart, created, looped, merged, wrap
+from tfdp._compat.pfor_conversion import apart, created, looped, merged, transposed, wrap
 from tfdp._compat.pfor_indices import all_of_row, poisoned
 
 # For each operation the inputs with a batch axis. All other inputs are the same for all examples.
@@ -71,10 +71,10 @@ def add_rules(rules: dict) -> None:
     def on_last_axes(pfor_input):
         return [wrap(output, True) for output in created(pfor_input, [pfor_input.stacked_input(0)])]
 
-    def mirrored(pfor_input):
-        margins = pfor_input.unstacked_input(1)
+    def padded(pfor_input):  # TensorFlow's rule for PadV2 forgets the value that it pads with
+        margins, *value = [pfor_input.unstacked_input(i) for i in range(1, pfor_input.num_inputs)]
         margins = tf.concat([tf.zeros([1, 2], margins.dtype), margins], 0)
-        return wrap(created(pfor_input, [pfor_input.stacked_input(0), margins])[0], True)
+        return wrap(created(pfor_input, [pfor_input.stacked_input(0), margins, *value])[0], True)
 
     def half_of_squares(pfor_input):
         values = pfor_input.stacked_input(0)
@@ -108,6 +108,13 @@ def add_rules(rules: dict) -> None:
             return looped(pfor_input)
         return own[name](pfor_input)
 
+    def gathered_from_lists(own, pfor_input):
+        found = own(pfor_input)
+        if not pfor_input.input(0).is_stacked or pfor_input.input(1).is_stacked:
+            return found
+        # TensorFlow's rule leaves the rows of lists, which are inside of their elements, there.
+        return wrap(transposed(found.t), True)
+
     zeros_rule = rules["ZerosLike"]
 
     def zeros(pfor_input):
@@ -128,8 +135,9 @@ def add_rules(rules: dict) -> None:
     for name in _LAST_AXES:
         rules.setdefault(name, on_last_axes)
     rules.setdefault("ScatterNd", scattered)
-    rules.setdefault("MirrorPad", mirrored)
-    rules.setdefault("MirrorPadGrad", mirrored)
+    for name in ("MirrorPad", "MirrorPadGrad", "PadV2"):
+        rules[name] = padded
+    rules["TensorListGather"] = partial(gathered_from_lists, rules["TensorListGather"])
     rules.setdefault("L2Loss", half_of_squares)
     for name in _BROADCAST:
         rules.setdefault(name, broadcast)

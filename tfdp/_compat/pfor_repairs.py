@@ -70,10 +70,10 @@ def _rules() -> dict:
     rules = dict(RULES)
     with borrowing("the rules of tf.vectorized_map"):
         for add_rules in (
+            pfor_ops.add_rules,
             pfor_constants.add_rules,
             pfor_calls.add_rules,
             pfor_random.add_rules,
-            pfor_ops.add_rules,
             pfor_conv3d.add_rules,
             pfor_indices.add_rules,
             _add_rules,
