@@ -1,8 +1,10 @@
 """What the rules that tfdp adds to `tf.vectorized_map` have in common."""
 
 import contextlib
+import functools
 
 import tensorflow as tf
+from absl import logging
 
 from tfdp._compat.versions import borrowing
 
@@ -12,6 +14,7 @@ with borrowing("the rules of tf.vectorized_map"):
     RULES = pfor._pfor_converter_registry
     wrap = pfor.wrap
     transposed = pfor._transpose_first_two_dims
+    _SHAPE_IN_LISTS = pfor._stack_tensor_list_shape
     _MERGED, _APART = pfor._flatten_first_two_dims, pfor._unflatten_first_dim
 
 
@@ -47,16 +50,82 @@ def looped(pfor_input) -> list:
 
 
 @contextlib.contextmanager
+def only_rules(rules: dict):
+    """Context in which `tf.vectorized_map` vectorizes by these rules only.
+
+    Any other operation, and one whose rule does not cover that its inputs differ by rows, runs for one
+    row after the other, with a warning. Where that is impossible, the map raises an error.
+    """
+    before = pfor._pfor_converter_registry
+    pfor._pfor_converter_registry = _Only(rules)
+    try:
+        yield
+    finally:
+        pfor._pfor_converter_registry = before
+
+
+class _Only(dict):
+    def get(self, name, default=None):  # all that the map asks for
+        return functools.partial(_convert, super().get(name))
+
+
+def _convert(rule, pfor_input):
+    reason = "no rule that vectorizes it is known to keep examples apart"
+    if rule is not None:
+        try:
+            return rule(pfor_input)
+        except pfor.ConversionNotImplementedError as error:
+            reason = str(error).rstrip(".")
+    operation = pfor_input.op
+    definition = operation.op_def
+    kinds = {tensor.dtype for tensor in (*operation.inputs, *operation.outputs)}
+    if (
+        definition.is_stateful
+        or any("func" in attribute.type for attribute in definition.attr)
+        or kinds & {tf.variant, tf.resource}
+        or not operation.outputs
+        # Results of another shape for each row cannot be stacked.
+        or not all(output.shape.is_fully_defined() for output in operation.outputs)
+    ):
+        raise ValueError(reason)
+    _tell(operation, reason)
+    return looped(pfor_input)
+
+
+_TOLD: set[str] = set()  # the operations that were warned of
+
+
+def _tell(operation, reason):
+    if operation.type not in _TOLD:
+        _TOLD.add(operation.type)
+        logging.warning(
+            "The TensorFlow operation %s (%s) runs for one example after the other, which is slow, "
+            "because %s.",
+            operation.type,
+            operation.name,
+            reason,
+        )
+
+
+@contextlib.contextmanager
 def known_shapes():
     """Context in which TensorFlow's rules do not compute shapes in the graph that are known.
 
-    A convolution had 18 operations for the shapes around it; a small network has 1,749 in all.
+    A convolution had 18 operations for the shapes around it; a small network has 1,749 in all. For the
+    elements of lists, TensorFlow forgets them, and takes elements of unknown shape for single numbers.
     """
     pfor._flatten_first_two_dims, pfor._unflatten_first_dim = _rows_merged, apart
+    pfor._stack_tensor_list_shape = _shape_in_lists
     try:
         yield
     finally:
         pfor._flatten_first_two_dims, pfor._unflatten_first_dim = _MERGED, _APART
+        pfor._stack_tensor_list_shape = _SHAPE_IN_LISTS
+
+
+def _shape_in_lists(shape, rows):
+    found = _SHAPE_IN_LISTS(shape, rows)
+    return tf.concat([rows, tf.cast(shape, rows.dtype)], 0) if found is None else found
 
 
 def merged(tensor):

@@ -22,7 +22,7 @@ _SPARSE = ("Mean", "SqrtN", "Sum")  # the second divides by the root of the numb
 
 def add_rules(rules: dict) -> None:
     """Adds the rules of this module to `rules`, which has those of TensorFlow."""
-    gather, gather_nd = rules["GatherV2"], rules["GatherNd"]
+    gather = rules["GatherV2"]
     crossentropy = rules["SparseSoftmaxCrossEntropyWithLogits"]
     reductions = {name: rules[f"UnsortedSegment{name}"] for name in _REDUCTIONS}
 
@@ -49,10 +49,10 @@ def add_rules(rules: dict) -> None:
     def convert_gather_nd(pfor_input):
         pfor_input.stack_inputs([_INDICES])
         values, indices = pfor_input.input(0), pfor_input.stacked_input(_INDICES)
-        sizes = tf.shape(values.t, indices.dtype)[1 if values.is_stacked else 0 :]
-        good = (indices >= 0) & (indices < sizes[: indices.shape[-1]])
-        replace_indices(pfor_input, good)
-        found = gather_nd(pfor_input).t
+        sizes = tf.shape(values.t, indices.dtype)[int(values.is_stacked) :]
+        good = (indices >= 0) & (indices < sizes[: tf.shape(indices)[-1]])
+        safe = tf.where(good, indices, tf.zeros([], indices.dtype))
+        found = tf.gather_nd(values.t, safe, batch_dims=int(values.is_stacked))
         return wrap(poisoned(found, ~all_of_row(good)), True)
 
     def convert_crossentropy(pfor_input):
@@ -89,10 +89,10 @@ def _segments(kind, pfor_input):
     number = given if pfor_input.num_inputs == 4 else tf.nn.relu(tf.reduce_max(given) + 1)
     pfor_input.stack_inputs([1, 2])
     values, places, segments = (pfor_input.input(index) for index in range(3))
-    found, good = _put(_taken(values, places.t), segments.t, number)
+    found, good = _put(taken(values, places.t), segments.t, number)
     if kind != "Sum":
         found *= _shares(kind, segments.t, number, found)
-    return _wrapped(found, good & _exist(values, places.t))
+    return _wrapped(found, good & exist(values, places.t))
 
 
 def _segments_gradient(kind, pfor_input):
@@ -102,22 +102,23 @@ def _segments_gradient(kind, pfor_input):
     upstream = values.t
     if kind != "Sum":
         upstream *= _shares(kind, segments.t, tf.shape(upstream)[1], upstream)
-    found, good = _put(_taken(wrap(upstream, True), segments.t), places.t, number)
-    return _wrapped(found, good & _exist(values, segments.t))
+    found, good = _put(taken(wrap(upstream, True), segments.t), places.t, number)
+    return _wrapped(found, good & exist(values, segments.t))
 
 
 def _wrapped(found, good):
     return wrap(poisoned(found, ~all_of_row(good)), True)
 
 
-def _exist(values, places):
+def exist(values, places):
+    """Whether places [rows, ...] are on the first axis of `values`, a converted input."""
     size = tf.shape(values.t, places.dtype)[1 if values.is_stacked else 0]
     return (places >= 0) & (places < size)
 
 
-def _taken(values, places):
+def taken(values, places):
     """The entries of `values` at `places` [rows, n]; some other entry where there is none."""
-    places = tf.where(_exist(values, places), places, tf.zeros([], places.dtype))
+    places = tf.where(exist(values, places), places, tf.zeros([], places.dtype))
     return tf.gather(values.t, places, batch_dims=int(values.is_stacked))
 
 

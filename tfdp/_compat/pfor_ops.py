@@ -10,7 +10,7 @@ import functools
 import tensorflow as tf
 
 from tfdp._compat.pfor_conversion import apart, created, looped, merged, transposed, wrap
-from tfdp._compat.pfor_indices import all_of_row, poisoned
+from tfdp._compat.pfor_indices import all_of_row, exist, poisoned, taken
 
 # For each operation the inputs with a batch axis. All other inputs are the same for all examples.
 _MERGED = {
@@ -92,28 +92,53 @@ def add_rules(rules: dict) -> None:
         indices, updates = pfor_input.stacked_input(0), pfor_input.stacked_input(1)
         shape, rows = pfor_input.unstacked_input(2), pfor_input.pfor.loop_len_vector
         # A place that does not exist would end the step with an error on a CPU.
-        sizes = tf.cast(shape[: indices.shape[-1]], indices.dtype)
-        exist = tf.reduce_all((indices >= 0) & (indices < sizes), axis=-1)
-        indices = tf.where(exist[..., tf.newaxis], indices, tf.zeros([], indices.dtype))
+        sizes = tf.cast(shape[: tf.shape(indices)[-1]], indices.dtype)
+        good = tf.reduce_all((indices >= 0) & (indices < sizes), axis=-1)
+        indices = tf.where(good[..., tf.newaxis], indices, tf.zeros([], indices.dtype))
         numbers = tf.range(tf.cast(rows[0], indices.dtype))
         numbers = tf.reshape(numbers, [-1] + [1] * (indices.shape.rank - 1))
         numbers = tf.broadcast_to(numbers, tf.concat([tf.shape(indices)[:-1], [1]], 0))
         indices = tf.concat([numbers, indices], -1)
         shape = tf.concat([tf.cast(rows, shape.dtype), shape], 0)
         found = tf.scatter_nd(indices, updates, shape)
-        return wrap(poisoned(found, ~all_of_row(exist)), True)
+        return wrap(poisoned(found, ~all_of_row(good)), True)
 
     def looped_if_stacked(name, places, pfor_input):
         if any(pfor_input.input(index).is_stacked for index in places):
             return looped(pfor_input)
         return own[name](pfor_input)
 
-    def gathered_from_lists(own, pfor_input):
-        found = own(pfor_input)
-        if not pfor_input.input(0).is_stacked or pfor_input.input(1).is_stacked:
-            return found
-        # TensorFlow's rule leaves the rows of lists, which are inside of their elements, there.
-        return wrap(transposed(found.t), True)
+    def from_lists(own, pfor_input):
+        lists, places = pfor_input.input(0), pfor_input.input(1)
+        if not lists.is_stacked:
+            return own(pfor_input)
+        if not places.is_stacked:
+            found = own(pfor_input)
+            # TensorFlow's rule for several places leaves the rows inside of the elements.
+            return wrap(transposed(found.t), True) if places.t.shape.rank else found
+        kind = pfor_input.get_attr("element_dtype")
+        items = tf.raw_ops.TensorListStack(input_handle=lists.t, element_shape=-1, element_dtype=kind)
+        items = wrap(transposed(items), True)
+        found = poisoned(taken(items, places.t), ~all_of_row(exist(items, places.t)))
+        return wrap(found, True)
+
+    def printed(pfor_input):
+        text = pfor_input.input(0)
+        joined = tf.strings.reduce_join(text.t, separator="\n") if text.is_stacked else text.t
+        attributes = {name: pfor_input.get_attr(name) for name in ("output_stream", "end")}
+        return tf.raw_ops.PrintV2(input=joined, **attributes)
+
+    def clipped(pfor_input):
+        pfor_input.expanddim_inputs_for_broadcast()
+        values, low, high = (pfor_input.input(index).t for index in range(3))
+        return wrap(tf.maximum(tf.minimum(values, high), low), True)
+
+    def chosen(own, pfor_input):
+        index, number = pfor_input.input(0), len(pfor_input.get_attr("branches"))
+        if index.is_stacked:  # what does not exist is the last branch; with XLA, the rule mixes rows
+            good = (index.t >= 0) & (index.t < number)
+            pfor_input._inputs[0] = wrap(tf.where(good, index.t, number - 1), True)
+        return own(pfor_input)
 
     zeros_rule = rules["ZerosLike"]
 
@@ -137,7 +162,11 @@ def add_rules(rules: dict) -> None:
     rules.setdefault("ScatterNd", scattered)
     for name in ("MirrorPad", "MirrorPadGrad", "PadV2"):
         rules[name] = padded
-    rules["TensorListGather"] = partial(gathered_from_lists, rules["TensorListGather"])
+    for name in ("TensorListGather", "TensorListGetItem"):
+        rules[name] = partial(from_lists, rules[name])
+    for name in ("Case", "StatelessCase"):
+        rules[name] = partial(chosen, rules[name])
+    rules |= {"ClipByValue": clipped, "PrintV2": printed, "StringFormat": looped}
     rules.setdefault("L2Loss", half_of_squares)
     for name in _BROADCAST:
         rules.setdefault(name, broadcast)
