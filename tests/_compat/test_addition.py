@@ -14,7 +14,9 @@ SHAPES = [*itertools.product((1, 5), repeat=3), (5, 5), (5, 1), (1, 5), (5,), (1
 
 
 def in_a_batch(function, values):
-    return tf.function(function).get_concrete_function(tf.TensorSpec([None, *values.shape[1:]]))(values)
+    return tf.function(function).get_concrete_function(tf.TensorSpec([None, *values.shape[1:]]))(
+        values
+    )
 
 
 def alone(function, values):
@@ -27,7 +29,9 @@ def adding(weight, to_row):
     def function(x):
         if not to_row:
             return keras.ops.add(x, weight)
-        of_row = tf.reshape(tf.reshape(x, [tf.shape(x)[0], -1])[:, 0], [-1] + [1] * weight.shape.rank)
+        of_row = tf.reshape(
+            tf.reshape(x, [tf.shape(x)[0], -1])[:, 0], [-1] + [1] * weight.shape.rank
+        )
         return keras.ops.add(x, tf.ensure_shape(of_row * weight, [x.shape[0], *weight.shape]))
 
     return function

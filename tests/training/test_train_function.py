@@ -132,7 +132,7 @@ def test_an_example_that_ends_a_step_is_named_and_all_planned_steps_count(engine
     x = np.zeros((8, 2, 2), "float32")
     model.fit(x, np.ones((8, 2)), batch_size=4, shuffle=False, verbose=0)
     x[:] = np.eye(2)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="'inverse'.*value of an example"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"'inverse'.*value of an example"):
         model.fit(x, np.ones((8, 2)), batch_size=4, shuffle=False, epochs=3, verbose=0)
     assert steps(model) == 2 + 6
     assert int(model.optimizer.iterations) == 2

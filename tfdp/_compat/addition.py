@@ -2,12 +2,12 @@
 
 On TensorFlow, Keras 3.15 takes an added tensor for a bias if exactly one of its axes is longer than one
 and as long as the last axis or the second one of what it is added to. In a batch of one, this can be an
-ordinary tensor: in [1, 5, 5] + [1, 5, 1], Keras adds the second tensor along the wrong axis. In a larger
-batch, a tensor of the rows has their axis besides, so it is never taken for a bias. In the same way,
-`squeeze` without an axis would remove the axis of the rows.
+ordinary tensor: in [1, 5, 5] + [1, 5, 1], Keras adds the second tensor along the wrong axis. In a
+larger batch, a tensor of the rows has their axis besides, so it is never taken for a bias. In the same
+way, `squeeze` without an axis would remove the axis of the rows.
 
-tfdp runs batches of one, whose length is known. So while it traces them, it replaces these functions for
-tensors that depend on the row. What Keras makes of weights is the same for any batch, and stays.
+tfdp runs batches of one, whose length is known. So while it traces them, it replaces these functions
+for tensors that depend on the row. What Keras makes of weights is the same for any batch, and stays.
 """
 
 import contextlib

@@ -1,11 +1,11 @@
 """What the rules that tfdp adds to `tf.vectorized_map` have in common."""
 
 import contextlib
-import functools
 
 import tensorflow as tf
 from absl import logging
 
+from tfdp._compat.pfor_table import LOOPED
 from tfdp._compat.versions import borrowing
 
 with borrowing("the rules of tf.vectorized_map"):
@@ -55,21 +55,36 @@ def only_rules(rules: dict):
 
     Any other operation, and one whose rule does not cover that its inputs differ by rows, runs for one
     row after the other, with a warning. Where that is impossible, the map raises an error.
+
+    Yields:
+        A list that gets the operations whose conversion raised, the inner ones first.
     """
-    before = pfor._pfor_converter_registry
-    pfor._pfor_converter_registry = _Only(rules)
+    before, failed = pfor._pfor_converter_registry, []
+    pfor._pfor_converter_registry = _Only(rules, failed)
     try:
-        yield
+        yield failed
     finally:
         pfor._pfor_converter_registry = before
 
 
-class _Only(dict):
+class _Only:
+    def __init__(self, rules, failed):
+        self._rules, self._failed = rules, failed
+
     def get(self, name, default=None):  # all that the map asks for
-        return functools.partial(_convert, super().get(name))
+        rule = self._rules.get(name)
+
+        def convert(pfor_input):
+            try:
+                return _converted(rule, pfor_input)
+            except Exception:
+                self._failed.append(pfor_input.op)
+                raise
+
+        return convert
 
 
-def _convert(rule, pfor_input):
+def _converted(rule, pfor_input):
     reason = "no rule that vectorizes it is known to keep examples apart"
     if rule is not None:
         try:
@@ -77,34 +92,35 @@ def _convert(rule, pfor_input):
         except pfor.ConversionNotImplementedError as error:
             reason = str(error).rstrip(".")
     operation = pfor_input.op
-    definition = operation.op_def
-    kinds = {tensor.dtype for tensor in (*operation.inputs, *operation.outputs)}
-    if (
-        definition.is_stateful
-        or any("func" in attribute.type for attribute in definition.attr)
-        or kinds & {tf.variant, tf.resource}
-        or not operation.outputs
-        # Results of another shape for each row cannot be stacked.
-        or not all(output.shape.is_fully_defined() for output in operation.outputs)
-    ):
-        raise ValueError(reason)
-    _tell(operation, reason)
+    if operation.type not in LOOPED:
+        if not _can_loop(operation):
+            raise ValueError(reason)
+        if operation.type not in _TOLD:
+            _TOLD.add(operation.type)
+            logging.warning(
+                "TensorFlow operation %s (%s) runs for one example after the other, which is slow, "
+                "because %s.",
+                operation.type,
+                operation.name,
+                reason,
+            )
     return looped(pfor_input)
 
 
 _TOLD: set[str] = set()  # the operations that were warned of
 
 
-def _tell(operation, reason):
-    if operation.type not in _TOLD:
-        _TOLD.add(operation.type)
-        logging.warning(
-            "The TensorFlow operation %s (%s) runs for one example after the other, which is slow, "
-            "because %s.",
-            operation.type,
-            operation.name,
-            reason,
-        )
+def _can_loop(operation):
+    definition = operation.op_def
+    kinds = {tensor.dtype for tensor in (*operation.inputs, *operation.outputs)}
+    return not (
+        definition.is_stateful
+        or any("func" in attribute.type for attribute in definition.attr)
+        or kinds & {tf.variant, tf.resource}
+        or not operation.outputs
+        # Results of another shape for each row cannot be stacked.
+        or not all(output.shape.is_fully_defined() for output in operation.outputs)
+    )
 
 
 @contextlib.contextmanager

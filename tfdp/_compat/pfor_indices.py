@@ -73,8 +73,8 @@ def add_rules(rules: dict) -> None:
 
     for kind in _SPARSE:
         for name in (f"SparseSegment{kind}", f"SparseSegment{kind}WithNumSegments"):
-            rules[name] = functools.partial(_segments, kind)
-        rules[f"SparseSegment{kind}Grad"] = functools.partial(_segments_gradient, kind)
+            rules[name] = functools.partial(_sparse_segments, kind, False)
+        rules[f"SparseSegment{kind}Grad"] = functools.partial(_sparse_segments, kind, True)
     rules["GatherV2"] = convert_gather
     rules["GatherNd"] = convert_gather_nd
     rules["SparseSoftmaxCrossEntropyWithLogits"] = convert_crossentropy
@@ -82,62 +82,36 @@ def add_rules(rules: dict) -> None:
         rules[f"UnsortedSegment{name}"] = functools.partial(convert_reduction, name)
 
 
-def _segments(kind, pfor_input):
-    """Sums or means of the entries of `values` that `places` names, by segments."""
-    # Without a number of segments, the last one is that of all rows.
-    given = pfor_input.unstacked_input(3 if pfor_input.num_inputs == 4 else 2)
-    number = given if pfor_input.num_inputs == 4 else tf.nn.relu(tf.reduce_max(given) + 1)
-    pfor_input.stack_inputs([1, 2])
+def _sparse_segments(kind, is_gradient, pfor_input):
+    """Sums or means, by segments, of the entries of `values` that `places` names; or the gradient."""
+    last = pfor_input.unstacked_input(pfor_input.num_inputs - 1)
+    # Without a number of segments, the last segment is that of all rows.
+    number = last if pfor_input.num_inputs == 4 else tf.nn.relu(tf.reduce_max(last) + 1)
+    pfor_input.stack_inputs([0, 1, 2] if is_gradient else [1, 2])
     values, places, segments = (pfor_input.input(index) for index in range(3))
-    found, good = _put(taken(values, places.t), segments.t, number)
+    taken, put = (segments.t, places.t) if is_gradient else (places.t, segments.t)
+    good = _exist(values, taken)
+    entries = tf.gather(values.t, tf.where(good, taken, 0), batch_dims=int(values.is_stacked))
     if kind != "Sum":
-        found *= _shares(kind, segments.t, number, found)
-    return _wrapped(found, good & exist(values, places.t))
-
-
-def _segments_gradient(kind, pfor_input):
-    number = pfor_input.unstacked_input(3)
-    pfor_input.stack_inputs([0, 1, 2])
-    values, places, segments = (pfor_input.input(index) for index in range(3))
-    upstream = values.t
-    if kind != "Sum":
-        upstream *= _shares(kind, segments.t, tf.shape(upstream)[1], upstream)
-    found, good = _put(taken(wrap(upstream, True), segments.t), places.t, number)
-    return _wrapped(found, good & exist(values, segments.t))
-
-
-def _wrapped(found, good):
+        # Entries in the same segment.
+        counts = tf.cast(segments.t[:, :, tf.newaxis] == segments.t[:, tf.newaxis], entries.dtype)
+        counts = tf.reduce_sum(counts, 2)
+        shares = 1 / counts if kind == "Mean" else tf.math.rsqrt(counts)
+        ones = [1] * (entries.shape.rank - 2)
+        entries *= tf.reshape(shares, tf.concat([tf.shape(shares), ones], 0))
+    put, number = tf.cast(put, tf.int64), tf.cast(number, tf.int64)
+    good &= (put >= 0) & (put < number)
+    rows = tf.range(tf.shape(put, tf.int64)[0])[:, tf.newaxis]
+    sums = tf.math.unsorted_segment_sum(
+        entries, tf.where(good, put + rows * number, -1), tf.size(rows, tf.int64) * number
+    )
+    found = tf.reshape(sums, tf.concat([[-1, number], tf.shape(sums, tf.int64)[1:]], 0))
     return wrap(poisoned(found, ~all_of_row(good)), True)
 
 
-def exist(values, places):
-    """Whether places [rows, ...] are on the first axis of `values`, a converted input."""
-    size = tf.shape(values.t, places.dtype)[1 if values.is_stacked else 0]
+def _exist(values, places):
+    size = tf.shape(values.t, places.dtype)[int(values.is_stacked)]
     return (places >= 0) & (places < size)
-
-
-def taken(values, places):
-    """The entries of `values` at `places` [rows, n]; some other entry where there is none."""
-    places = tf.where(exist(values, places), places, tf.zeros([], places.dtype))
-    return tf.gather(values.t, places, batch_dims=int(values.is_stacked))
-
-
-def _put(entries, places, number):
-    """Sums of `entries` [rows, n, ...] by `places`: ([rows, number, ...], which places exist)."""
-    places = tf.cast(places, tf.int64)
-    number, rows = tf.cast(number, tf.int64), tf.shape(places, tf.int64)[0]
-    good = (places >= 0) & (places < number)
-    places = tf.where(good, places + tf.range(rows)[:, tf.newaxis] * number, -1)
-    sums = tf.math.unsorted_segment_sum(entries, places, rows * number)
-    return tf.reshape(sums, tf.concat([[rows, number], tf.shape(sums, tf.int64)[1:]], 0)), good
-
-
-def _shares(kind, segments, number, like):
-    """The factor of each segment, with the axes of `like`."""
-    counts, _ = _put(tf.ones(tf.shape(segments), like.dtype), segments, number)
-    counts = tf.maximum(counts, 1)
-    shares = 1 / counts if kind == "Mean" else tf.math.rsqrt(counts)
-    return tf.reshape(shares, tf.concat([tf.shape(shares), [1] * (like.shape.rank - 2)], 0))
 
 
 def all_of_row(values):

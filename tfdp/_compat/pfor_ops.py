@@ -1,16 +1,15 @@
 """Rules of `tf.vectorized_map` for operations of Keras' layers for which TensorFlow has none.
 
 Where the inputs have a batch axis, the examples are merged with it, so one operation serves them all.
-Where that is not possible (slices that begin elsewhere for each example), the rule loops over the
-examples, for this operation alone. `pfor_conv3d` has the rules for 3-D convolutions.
+`pfor_conv3d` has the rules for 3-D convolutions.
 """
 
 import functools
 
 import tensorflow as tf
 
-from tfdp._compat.pfor_conversion import apart, created, looped, merged, transposed, wrap
-from tfdp._compat.pfor_indices import all_of_row, exist, poisoned, taken
+from tfdp._compat.pfor_conversion import apart, created, merged, transposed, wrap
+from tfdp._compat.pfor_indices import all_of_row, poisoned
 
 # For each operation the inputs with a batch axis. All other inputs are the same for all examples.
 _MERGED = {
@@ -35,14 +34,11 @@ _FILTER = 1
 _LAST_AXES = ("Bitcast", "HSVToRGB", "MatrixDeterminant", "Qr", "RGBToHSV")
 # Operations whose axes before the last two are broadcast; quantized layers use this one.
 _BROADCAST = ("BatchMatMulV3",)
-_LOOPS = ("DenseBincount", "Range", "SparseCross", "SparseToDense")
-# TensorFlow has rules for these where the examples share where a slice begins and ends.
-_LOOPS_IF_STACKED = {"StridedSlice": (1, 2, 3), "StridedSliceGrad": (0, 1, 2, 3)}
 
 
 def add_rules(rules: dict) -> None:
     """Adds the rules of this module to `rules`, which has those of TensorFlow."""
-    replaced = (*_LOOPS_IF_STACKED, *_MERGED_IF_SHARED, *_MERGED_INTO_SHAPE_IF_SHARED)
+    replaced = (*_MERGED_IF_SHARED, *_MERGED_INTO_SHAPE_IF_SHARED)
     own = {name: rules[name] for name in replaced}
 
     def on_merged(with_batch, pfor_input, into_shape=False):
@@ -103,24 +99,17 @@ def add_rules(rules: dict) -> None:
         found = tf.scatter_nd(indices, updates, shape)
         return wrap(poisoned(found, ~all_of_row(good)), True)
 
-    def looped_if_stacked(name, places, pfor_input):
-        if any(pfor_input.input(index).is_stacked for index in places):
-            return looped(pfor_input)
-        return own[name](pfor_input)
-
-    def from_lists(own, pfor_input):
-        lists, places = pfor_input.input(0), pfor_input.input(1)
-        if not lists.is_stacked:
+    def gathered_from_lists(own, pfor_input):
+        if not pfor_input.input(0).is_stacked:
             return own(pfor_input)
-        if not places.is_stacked:
-            found = own(pfor_input)
-            # TensorFlow's rule for several places leaves the rows inside of the elements.
-            return wrap(transposed(found.t), True) if places.t.shape.rank else found
-        kind = pfor_input.get_attr("element_dtype")
-        items = tf.raw_ops.TensorListStack(input_handle=lists.t, element_shape=-1, element_dtype=kind)
-        items = wrap(transposed(items), True)
-        found = poisoned(taken(items, places.t), ~all_of_row(exist(items, places.t)))
-        return wrap(found, True)
+        pfor_input.unstacked_input(1)  # or TensorFlow's rule takes the wrong rows inside of loops
+        # It leaves the rows of lists, which are inside of their elements, there.
+        return wrap(transposed(own(pfor_input).t), True)
+
+    def read_from_lists(own, pfor_input):
+        if pfor_input.input(0).is_stacked:
+            pfor_input.unstacked_input(1)
+        return own(pfor_input)
 
     def printed(pfor_input):
         text = pfor_input.input(0)
@@ -128,14 +117,11 @@ def add_rules(rules: dict) -> None:
         attributes = {name: pfor_input.get_attr(name) for name in ("output_stream", "end")}
         return tf.raw_ops.PrintV2(input=joined, **attributes)
 
-    def clipped(pfor_input):
-        pfor_input.expanddim_inputs_for_broadcast()
-        values, low, high = (pfor_input.input(index).t for index in range(3))
-        return wrap(tf.maximum(tf.minimum(values, high), low), True)
-
     def chosen(own, pfor_input):
         index, number = pfor_input.input(0), len(pfor_input.get_attr("branches"))
-        if index.is_stacked:  # what does not exist is the last branch; with XLA, the rule mixes rows
+        if (
+            index.is_stacked
+        ):  # what does not exist is the last branch; with XLA, the rule mixes rows
             good = (index.t >= 0) & (index.t < number)
             pfor_input._inputs[0] = wrap(tf.where(good, index.t, number - 1), True)
         return own(pfor_input)
@@ -162,15 +148,11 @@ def add_rules(rules: dict) -> None:
     rules.setdefault("ScatterNd", scattered)
     for name in ("MirrorPad", "MirrorPadGrad", "PadV2"):
         rules[name] = padded
-    for name in ("TensorListGather", "TensorListGetItem"):
-        rules[name] = partial(from_lists, rules[name])
+    rules["TensorListGather"] = partial(gathered_from_lists, rules["TensorListGather"])
+    rules["TensorListGetItem"] = partial(read_from_lists, rules["TensorListGetItem"])
     for name in ("Case", "StatelessCase"):
         rules[name] = partial(chosen, rules[name])
-    rules |= {"ClipByValue": clipped, "PrintV2": printed, "StringFormat": looped}
+    rules["PrintV2"] = printed
     rules.setdefault("L2Loss", half_of_squares)
     for name in _BROADCAST:
         rules.setdefault(name, broadcast)
-    for name in _LOOPS:
-        rules.setdefault(name, looped)
-    for name, places in _LOOPS_IF_STACKED.items():
-        rules[name] = partial(looped_if_stacked, name, places)

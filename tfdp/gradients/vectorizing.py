@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from tfdp._compat import pfor_calls, pfor_random, pfor_repairs
 from tfdp._compat.keras import layers_of
-from tfdp._compat.tensorflow import operations_in_conversion
 
 
 def vectorized_map(model, function: Callable, rows):
@@ -25,7 +24,7 @@ def vectorized_map(model, function: Callable, rows):
         NotImplementedError: TensorFlow cannot vectorize an operation. What `function` itself raises is
             passed on.
     """
-    raised = []
+    raised, operations = [], []
 
     def noticed(row):
         try:
@@ -36,7 +35,7 @@ def vectorized_map(model, function: Callable, rows):
 
     try:
         with (
-            pfor_repairs.repaired(),
+            pfor_repairs.repaired() as operations,
             pfor_random.marking_own_seeds(),
             pfor_calls.calling_at_once(),
         ):
@@ -44,7 +43,6 @@ def vectorized_map(model, function: Callable, rows):
     except Exception as error:
         if raised:  # under XLA, TensorFlow wraps it in an error of its own
             raise raised[-1] from None
-        operations = operations_in_conversion(error)
         if not operations:
             raise
         # Inside a function of its own, an operation's name does not begin with that of its layer.
