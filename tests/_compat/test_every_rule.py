@@ -27,12 +27,13 @@ def leaves(values):
 class Checked:
     """A case whose operands differ by rows where `stacked` says so; the last operand is upstream."""
 
-    def __init__(self, case):
+    def __init__(self, case, backwards=True):
         self.case = case
         rng = np.random.default_rng(0)
         self.values = [operand.draw(rng) for operand in case.operands]
         first = leaves(case.function(*(tf.constant(v[0]) for v in self.values)))
-        self.upstream = [Floats(*t.shape).draw(rng) for t in first if t.dtype == tf.float32]
+        ends = [t for t in first if t.dtype == tf.float32] if backwards else []
+        self.upstream = [Floats(*t.shape).draw(rng) for t in ends]
         self.values += self.upstream
 
     def subsets(self):
@@ -48,6 +49,8 @@ class Checked:
         """The results and gradients for the operands of one row."""
         count = len(self.case.operands)
         operands, upstream = values[:count], values[count:]
+        if not upstream:
+            return leaves(self.case.function(*operands))
         floats = [x for x in operands if x.dtype == tf.float32]
         with tf.GradientTape() as tape:
             tape.watch(floats)
@@ -55,7 +58,7 @@ class Checked:
             ends = [r for r in results if r.dtype == tf.float32]
             total = sum(tf.reduce_sum(r * u) for r, u in zip(ends, upstream, strict=True))
         gradients = []
-        if ends and floats:
+        if floats:
             with contextlib.suppress(LookupError):  # it has no gradient
                 gradients = tape.gradient(total, floats, unconnected_gradients="zero")
         return [*results, *map(tf.convert_to_tensor, gradients)]
@@ -94,9 +97,9 @@ def equal(found, expected, rtol=1e-4):
             np.testing.assert_allclose(ours, theirs, rtol=rtol, atol=1e-5)
 
 
-def check(case, compiled=False, unknown_too=True):
+def check(case, compiled=False, unknown_too=True, backwards=True):
     """Returns what was found wrong, and in how many ways the operands could be stacked."""
-    checked, problems, ways = Checked(case), [], 0
+    checked, problems, ways = Checked(case, backwards), [], 0
     subsets = [*checked.subsets()][-1 if compiled else 0 :]
     for stacked, unknown in [
         *((s, False) for s in subsets),
@@ -132,21 +135,24 @@ def check(case, compiled=False, unknown_too=True):
             for poison in operands[place].poisons(checked.values[place][BAD_ROW]):
                 values = [v.copy() for v in checked.values]
                 values[place][BAD_ROW] = poison
+                label_of = f"{label} | {place} {poison.flat[-1]}"
+                others = [v[::-1] if i in stacked else v for i, v in enumerate(values)]
                 try:
-                    found = [t.numpy() for t in run(*(tf.constant(values[i]) for i in stacked))]
+                    found, reversed_ = (
+                        [t.numpy() for t in run(*(tf.constant(v[i]) for i in stacked))]
+                        for v in (values, others)
+                    )
                 except tf.errors.OpError as error:
-                    problems.append(
-                        ("ends", label, f"{place} {poison.flat[0]}: {first_line(error)}")
-                    )
+                    problems.append(("ends", label_of, first_line(error)))
                     continue
-                try:
+                try:  # no row sees another one: neither do others see the bad row, nor it them
                     for row in range(ROWS):
+                        own = [t[row] for t in found]
+                        equal(own, [t[ROWS - 1 - row] for t in reversed_], 1e-6)
                         if row != BAD_ROW:
-                            equal([t[row] for t in found], [t[row] for t in good], 1e-6)
+                            equal(own, [t[row] for t in good], 1e-6)
                 except AssertionError as error:
-                    problems.append(
-                        ("MIXED", label, f"{place} {poison.flat[0]}: {first_line(error)}")
-                    )
+                    problems.append(("MIXED", label_of, first_line(error)))
     return problems, ways
 
 
@@ -208,8 +214,10 @@ def problems_of(name):
         # The latter take long; XLA has random numbers of its own.
         by_xla = has_indices and not name.startswith(("Stateless", "TensorList", "While"))
         ways = 0
-        for compiled in (False, True) if by_xla else (False,):
-            problems, found = check(case, compiled, unknown_too=number == 0)
+        # Where a gradient raises an error, it hides what is forwards.
+        choices = [(False, True), *[(False, False)] * has_indices, *[(True, False)] * by_xla]
+        for compiled, backwards in choices + [(True, True)] * by_xla:
+            problems, found = check(case, compiled, number == 0 and backwards, backwards)
             yield from ((name, number, *p) for p in problems if p[0] in ("WRONG", "MIXED", "fails"))
             ways += found
         if not ways:

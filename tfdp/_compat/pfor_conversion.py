@@ -1,6 +1,7 @@
 """What the rules that tfdp adds to `tf.vectorized_map` have in common."""
 
 import contextlib
+import types
 
 import tensorflow as tf
 from absl import logging
@@ -60,28 +61,22 @@ def only_rules(rules: dict):
         A list that gets the operations whose conversion raised, the inner ones first.
     """
     before, failed = pfor._pfor_converter_registry, []
-    pfor._pfor_converter_registry = _Only(rules, failed)
+
+    def rule_of(name, default=None):
+        def convert(pfor_input):
+            try:
+                return _converted(rules.get(name), pfor_input)
+            except Exception:
+                failed.append(pfor_input.op)
+                raise
+
+        return convert
+
+    pfor._pfor_converter_registry = types.SimpleNamespace(get=rule_of)  # the map asks for no more
     try:
         yield failed
     finally:
         pfor._pfor_converter_registry = before
-
-
-class _Only:
-    def __init__(self, rules, failed):
-        self._rules, self._failed = rules, failed
-
-    def get(self, name, default=None):  # all that the map asks for
-        rule = self._rules.get(name)
-
-        def convert(pfor_input):
-            try:
-                return _converted(rule, pfor_input)
-            except Exception:
-                self._failed.append(pfor_input.op)
-                raise
-
-        return convert
 
 
 def _converted(rule, pfor_input):

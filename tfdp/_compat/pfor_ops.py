@@ -99,17 +99,13 @@ def add_rules(rules: dict) -> None:
         found = tf.scatter_nd(indices, updates, shape)
         return wrap(poisoned(found, ~all_of_row(good)), True)
 
-    def gathered_from_lists(own, pfor_input):
+    def from_lists(own, pfor_input):
         if not pfor_input.input(0).is_stacked:
             return own(pfor_input)
         pfor_input.unstacked_input(1)  # or TensorFlow's rule takes the wrong rows inside of loops
-        # It leaves the rows of lists, which are inside of their elements, there.
-        return wrap(transposed(own(pfor_input).t), True)
-
-    def read_from_lists(own, pfor_input):
-        if pfor_input.input(0).is_stacked:
-            pfor_input.unstacked_input(1)
-        return own(pfor_input)
+        found = own(pfor_input)
+        # It leaves the rows of gathered elements, which are inside of them, there.
+        return wrap(transposed(found.t), True) if "Gather" in pfor_input.op_type else found
 
     def printed(pfor_input):
         text = pfor_input.input(0)
@@ -148,8 +144,8 @@ def add_rules(rules: dict) -> None:
     rules.setdefault("ScatterNd", scattered)
     for name in ("MirrorPad", "MirrorPadGrad", "PadV2"):
         rules[name] = padded
-    rules["TensorListGather"] = partial(gathered_from_lists, rules["TensorListGather"])
-    rules["TensorListGetItem"] = partial(read_from_lists, rules["TensorListGetItem"])
+    for name in ("TensorListGather", "TensorListGetItem"):
+        rules[name] = partial(from_lists, rules[name])
     for name in ("Case", "StatelessCase"):
         rules[name] = partial(chosen, rules[name])
     rules["PrintV2"] = printed
