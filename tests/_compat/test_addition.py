@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdp._compat import addition
 
 ROWS = 3
-SHAPES = [*itertools.product((1, 5), repeat=3), (5, 5), (5, 1), (1, 5), (5,), (1,)]
+SHAPES = [(5, 5), (1, 5), (5, 1), (5, 5, 5), (1, 5, 1), (5,), (1,)]
 
 
 def in_a_batch(function, values):
@@ -54,7 +54,7 @@ def test_a_row_is_added_to_as_in_a_batch(whose):
         if expected.shape[0] == ROWS:
             np.testing.assert_allclose(alone(function, values), expected, rtol=1e-6)
             compared += 1
-    assert compared > 30
+    assert compared > 10
 
 
 def test_promotes_types_as_keras_does():
