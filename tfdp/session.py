@@ -363,6 +363,10 @@ class Session:
         """
         self.taken = int(self._begun.numpy())
 
+    def keep(self) -> None:
+        """Counts all authorized steps, also those that never began."""
+        self._begun.assign(self.taken)
+
     def _why_exhausted(self):
         if self._budget is None:
             return (

@@ -1,35 +1,71 @@
-"""`keras.ops.add` adds as NumPy does, in batches of one too."""
+"""`keras.ops.add` and `squeeze` of a row alone are what they are in a batch."""
 
 import itertools
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tfdp._compat import addition
 
-SHAPES = [
-    *itertools.product((1, 5), repeat=3),
-    (5,),
-    (1,),
-    (1, 5, 5, 1),
-    (1, 1, 1, 5),
-    (1, 5, 1, 1),
-]
+ROWS = 3
+SHAPES = [(5, 5), (1, 5), (5, 1), (5, 5, 5), (1, 5, 1), (5,), (1,)]
 
 
-def test_adds_as_numpy_does():
+def in_a_batch(function, values):
+    return tf.function(function).get_concrete_function(tf.TensorSpec([None, *values.shape[1:]]))(
+        values
+    )
+
+
+def alone(function, values):
+    with addition.corrected():
+        of_row = tf.function(function).get_concrete_function(tf.TensorSpec([1, *values.shape[1:]]))
+    return tf.concat([of_row(values[row : row + 1]) for row in range(ROWS)], 0)
+
+
+def adding(weight, to_row):
+    def function(x):
+        if not to_row:
+            return keras.ops.add(x, weight)
+        of_row = tf.reshape(
+            tf.reshape(x, [tf.shape(x)[0], -1])[:, 0], [-1] + [1] * weight.shape.rank
+        )
+        return keras.ops.add(x, tf.ensure_shape(of_row * weight, [x.shape[0], *weight.shape]))
+
+    return function
+
+
+@pytest.mark.parametrize("whose", ["row", "weight", "weight, one axis more"])
+def test_a_row_is_added_to_as_in_a_batch(whose):
     draw = np.random.default_rng(0).normal
-    for a, b in itertools.product(SHAPES, SHAPES):
-        x, y = draw(size=a).astype("float32"), draw(size=b).astype("float32")
-        with addition.corrected():
-            ours = keras.ops.add(tf.constant(x), tf.constant(y))
-        np.testing.assert_allclose(ours, x + y, rtol=1e-5)
+    compared = 0
+    for x, y in itertools.product(SHAPES, SHAPES):
+        if whose == "row" and len(x) != len(y):
+            continue  # that mixes rows
+        values = tf.constant(draw(size=(ROWS, *x)), tf.float32)
+        weight = draw(size=(1, *y) if whose == "weight, one axis more" else y)
+        function = adding(tf.constant(weight, tf.float32), whose == "row")
+        try:
+            expected = in_a_batch(function, values)
+        except (ValueError, tf.errors.InvalidArgumentError):
+            continue
+        if expected.shape[0] == ROWS:
+            np.testing.assert_allclose(alone(function, values), expected, rtol=1e-6)
+            compared += 1
+    assert compared > 10
 
 
 def test_promotes_types_as_keras_does():
-    x, y = tf.ones([1, 5, 5], "bfloat16"), tf.ones([1, 5, 1], "float32")
+    def added(x):
+        return keras.ops.add(tf.ones([1, 5, 5], "bfloat16"), x)
+
     with addition.corrected():
-        assert keras.ops.add(x, y).dtype == "float32"
-        whole = keras.ops.add(tf.ones([1, 5, 5], "int32"), tf.ones([1, 5, 1], "int8"))
-    assert whole.dtype == "int32"
+        assert tf.function(added)(tf.ones([1, 5, 1])).dtype == "float32"
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 2), (3, 4), (3, 1)])
+def test_a_squeeze_without_axes_keeps_the_axis_of_rows(shape):
+    values = tf.ones(shape)
+    np.testing.assert_array_equal(alone(keras.ops.squeeze, values), tf.squeeze(values))

@@ -18,6 +18,9 @@ FUNCTIONS = {
     "transposed": lambda x: tf.transpose(x, [2, 0, 1]),
     "repeated": lambda x: tf.tile(x, [1, 2, 3]),
     "padded": lambda x: tf.pad(x, [[0, 1], [2, 0], [0, 0]], constant_values=5.0),
+    "padded by computed margins": lambda x: tf.pad(
+        x, [[0, 1], [tf.size(x) - 46, 0], [0, 0]], constant_values=5.0
+    ),
     "another shape": lambda x: tf.reshape(x, [8, 6]),
     "a length to be found": lambda x: tf.reshape(x, [4, -1]),
     "a length to be found of an unknown shape": lambda x: tf.reshape(

@@ -5,6 +5,7 @@ import contextlib
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.ops.parallel_for import pfor
 
 from tests.helpers import needs_every_convolution
 from tfdp._compat import addition, pfor_conversion, pfor_repairs
@@ -123,12 +124,25 @@ def test_products_with_a_matrix_that_all_rows_share():
 
 
 def test_the_rules_and_functions_of_others_are_untouched_outside():
-    registry, add = pfor_conversion.RULES, addition.numpy.add
-    before = dict(registry)
+    def borrowed():
+        numpy = addition.numpy
+        return pfor._pfor_converter_registry, pfor._flatten_first_two_dims, numpy.add, numpy.squeeze
+
+    before = borrowed()
     with pytest.raises(ZeroDivisionError), pfor_repairs.repaired(), pfor_repairs.repaired():
-        assert registry["MatMul"] is not before["MatMul"] and addition.numpy.add is not add
+        assert not any(ours is theirs for ours, theirs in zip(borrowed(), before, strict=True))
         raise ZeroDivisionError
-    assert registry == before and addition.numpy.add is add
+    assert all(ours is theirs for ours, theirs in zip(borrowed(), before, strict=True))
+
+
+def test_an_operation_that_no_test_vouches_for_runs_row_by_row(caplog):
+    rows = tf.math.sigmoid(drawn(3, 4))
+    for _ in range(2):
+        equals_a_loop(lambda row: tf.math.betainc(row + 1, row + 2, row), rows)
+    assert caplog.text.count("operation Betainc") == 1
+    with pytest.raises(ValueError, match="keep examples apart"), pfor_repairs.repaired():
+        # The results of rows have different shapes.
+        tf.vectorized_map(lambda row: tf.where(row > 0.5), rows, fallback_to_while_loop=False)
 
 
 def test_known_shapes_are_not_computed():

@@ -1,7 +1,6 @@
 """Each name borrowed from TensorFlow has the behaviour that tfdp relies on."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from tfdp._compat import pfor_repairs
@@ -84,16 +83,6 @@ def test_the_length_of_a_batch_of_one_is_unknown_only_where_it_has_no_other_axis
     np.testing.assert_array_equal(found[0], [[1.0, 2.0]])
     np.testing.assert_array_equal(found[1], [3.0])
     assert shapes == [[1, 2], [None]]
-
-
-def test_operations_in_conversion():
-    def unsupported(row):
-        return tf.unique(row).y
-
-    with pytest.raises(ValueError) as error:
-        tf.vectorized_map(unsupported, tf.ones([2, 3], tf.int32), fallback_to_while_loop=False)
-    assert borrowed.operations_in_conversion(error.value)[0].type == "Unique"
-    assert borrowed.operations_in_conversion(ValueError()) == []
 
 
 def test_concrete_function():

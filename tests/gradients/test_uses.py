@@ -7,8 +7,8 @@ import tensorflow as tf
 from keras import layers, ops
 
 from tests.gradients.checking import check_engines, check_traced, lot_for, side_by_side, summing
+from tfdp._compat.dependence import Dependence
 from tfdp.gradients.bounds import GlobalL2Clip
-from tfdp.gradients.dependence import Dependence
 from tfdp.gradients.engines import ghost
 from tfdp.gradients.factors import Lookups, OuterProducts
 from tfdp.gradients.uses import uses_of

@@ -116,6 +116,28 @@ def test_a_step_that_fails_counts_nothing():
     model.train_on_batch(x, y)
 
 
+class Inverse(keras.layers.Layer):
+    def build(self, shape):
+        self.weight = self.add_weight(shape=shape[-1:])
+
+    def call(self, x):
+        return tf.linalg.matvec(tf.linalg.inv(x - tf.eye(2)), self.weight)
+
+
+@pytest.mark.parametrize("engine", ["auto", "loop"])
+def test_an_example_that_ends_a_step_is_named_and_all_planned_steps_count(engine):
+    model = keras.Sequential([keras.Input((2, 2)), Inverse(name="inverse")])
+    model = tfdp.make_private(model, engine=engine)
+    model.compile(sgd(), "mse", run_eagerly=False)
+    x = np.zeros((8, 2, 2), "float32")
+    model.fit(x, np.ones((8, 2)), batch_size=4, shuffle=False, verbose=0)
+    x[:] = np.eye(2)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"'inverse'.*value of an example"):
+        model.fit(x, np.ones((8, 2)), batch_size=4, shuffle=False, epochs=3, verbose=0)
+    assert steps(model) == 2 + 6
+    assert int(model.optimizer.iterations) == 2
+
+
 # -- several replicas --------------------------------------------------------------------------------
 
 REPLICAS = """

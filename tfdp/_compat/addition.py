@@ -1,10 +1,13 @@
-"""Corrects `keras.ops.add`, which takes some tensors for a bias that are none.
+"""Lets Keras' additions and squeezes of a batch of one be those of a larger batch.
 
 On TensorFlow, Keras 3.15 takes an added tensor for a bias if exactly one of its axes is longer than one
-and as long as the last axis or the second one of what it is added to, wherever that axis is. In a
-batch of one, this can be an ordinary tensor: in [1, 5, 5] + [1, 5, 1], Keras adds the second tensor
-along the wrong axis. tfdp runs batches of one, whose length is known. So while it
-traces them, it replaces the function by one that adds such tensors as NumPy does.
+and as long as the last axis or the second one of what it is added to. In a batch of one, this can be an
+ordinary tensor: in [1, 5, 5] + [1, 5, 1], Keras adds the second tensor along the wrong axis. In a
+larger batch, a tensor of the rows has their axis besides, so it is never taken for a bias. In the same
+way, `squeeze` without an axis would remove the axis of the rows.
+
+tfdp runs batches of one, whose length is known. So while it traces them, it replaces these functions
+for tensors that depend on the row. What Keras makes of weights is the same for any batch, and stays.
 """
 
 import contextlib
@@ -14,6 +17,7 @@ from collections.abc import Iterator
 import keras
 import tensorflow as tf
 
+from tfdp._compat.dependence import Dependence
 from tfdp._compat.versions import borrowing
 
 with borrowing("the addition of keras.src"):
@@ -22,41 +26,35 @@ with borrowing("the addition of keras.src"):
     except ImportError:  # since Keras 3.16
         from keras.src.backend.tensorflow.ops import numpy
 
+    _ADD, _SQUEEZE = numpy.add, numpy.squeeze
+
 
 @contextlib.contextmanager
 def corrected() -> Iterator[None]:
-    """Context in which `keras.ops.add` adds such tensors as NumPy does."""
-    add = numpy.add
+    """Context in which `keras.ops.add` and `squeeze` see that a batch may have other rows."""
+    before, of_rows = (numpy.add, numpy.squeeze), Dependence()
 
-    @functools.wraps(add)
-    def as_numpy(x1, x2):
-        if not _is_no_bias(getattr(x1, "shape", None), getattr(x2, "shape", None)):
-            return add(x1, x2)
-        if any(isinstance(x, tf.SparseTensor | tf.IndexedSlices) for x in (x1, x2)):
-            return add(x1, x2)
-        dtype = keras.backend.result_type(x1.dtype, x2.dtype)
+    def is_of_row(x):
+        return isinstance(x, tf.Tensor) and tf.is_symbolic_tensor(x) and of_rows(x)
+
+    @functools.wraps(_ADD)
+    def add(x1, x2):
+        # Keras takes nothing else for a bias.
+        is_like_bias = sum(n != 1 for n in getattr(x2, "shape", ())) == 1
+        if not is_like_bias or not is_of_row(x2) or isinstance(x1, tf.SparseTensor):
+            return _ADD(x1, x2)
+        dtype = keras.backend.result_type(getattr(x1, "dtype", type(x1)), x2.dtype)
         return tf.add(*(keras.ops.convert_to_tensor(x, dtype) for x in (x1, x2)))
 
-    numpy.add = as_numpy
+    @functools.wraps(_SQUEEZE)
+    def squeeze(x, axis=None):
+        if axis is not None or not is_of_row(x):
+            return _SQUEEZE(x, axis)
+        axes = [axis for axis, length in enumerate(x.shape) if axis and length == 1]
+        return tf.squeeze(x, axes) if axes else x
+
+    numpy.add, numpy.squeeze = add, squeeze
     try:
         yield
     finally:
-        numpy.add = add
-
-
-def _is_no_bias(shape, added) -> bool:
-    """Whether a tensor of shape `added` is none, though one of its axes alone is longer than one."""
-    if shape is None or added is None:
-        return False
-    long = [place for place, length in enumerate(added) if length is None or length > 1]
-    if len(long) != 1 or added[long[0]] is None:
-        return False  # Keras does not take it for one
-    length = added[long[0]]
-    place = long[0] + len(shape) - len(added)  # in the shape of the sum
-    if place < 0 or len(added) > len(shape):
-        return True
-    if len(added) > 1 and list(shape) == list(added):
-        return True  # a sum of equals, for which Keras would remove axes first
-    if shape[place] not in (1, length):
-        return False  # no sum at all for NumPy
-    return place != (len(shape) - 1 if shape[-1] == length else 1)
+        numpy.add, numpy.squeeze = before

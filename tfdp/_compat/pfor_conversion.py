@@ -1,9 +1,12 @@
 """What the rules that tfdp adds to `tf.vectorized_map` have in common."""
 
 import contextlib
+import types
 
 import tensorflow as tf
+from absl import logging
 
+from tfdp._compat.pfor_table import LOOPED
 from tfdp._compat.versions import borrowing
 
 with borrowing("the rules of tf.vectorized_map"):
@@ -11,6 +14,8 @@ with borrowing("the rules of tf.vectorized_map"):
 
     RULES = pfor._pfor_converter_registry
     wrap = pfor.wrap
+    transposed = pfor._transpose_first_two_dims
+    _SHAPE_IN_LISTS = pfor._stack_tensor_list_shape
     _MERGED, _APART = pfor._flatten_first_two_dims, pfor._unflatten_first_dim
 
 
@@ -46,16 +51,92 @@ def looped(pfor_input) -> list:
 
 
 @contextlib.contextmanager
+def only_rules(rules: dict):
+    """Context in which `tf.vectorized_map` vectorizes by these rules only.
+
+    Any other operation, and one whose rule does not cover that its inputs differ by rows, runs for one
+    row after the other, with a warning. Where that is impossible, the map raises an error.
+
+    Yields:
+        A list that gets the operations whose conversion raised, the inner ones first.
+    """
+    before, failed = pfor._pfor_converter_registry, []
+
+    def rule_of(name, default=None):
+        def convert(pfor_input):
+            try:
+                return _converted(rules.get(name), pfor_input)
+            except Exception:
+                failed.append(pfor_input.op)
+                raise
+
+        return convert
+
+    pfor._pfor_converter_registry = types.SimpleNamespace(get=rule_of)  # the map asks for no more
+    try:
+        yield failed
+    finally:
+        pfor._pfor_converter_registry = before
+
+
+def _converted(rule, pfor_input):
+    reason = "no rule that vectorizes it is known to keep examples apart"
+    if rule is not None:
+        try:
+            return rule(pfor_input)
+        except pfor.ConversionNotImplementedError as error:
+            reason = str(error).rstrip(".")
+    operation = pfor_input.op
+    if operation.type not in LOOPED:
+        if not _can_loop(operation):
+            raise ValueError(reason)
+        if operation.type not in _TOLD:
+            _TOLD.add(operation.type)
+            logging.warning(
+                "TensorFlow operation %s (%s) runs for one example after the other, which is slow, "
+                "because %s.",
+                operation.type,
+                operation.name,
+                reason,
+            )
+    return looped(pfor_input)
+
+
+_TOLD: set[str] = set()  # the operations that were warned of
+
+
+def _can_loop(operation):
+    definition = operation.op_def
+    kinds = {tensor.dtype for tensor in (*operation.inputs, *operation.outputs)}
+    return not (
+        definition.is_stateful
+        or any("func" in attribute.type for attribute in definition.attr)
+        or kinds & {tf.variant, tf.resource}
+        or not operation.outputs
+        # Results of another shape for each row cannot be stacked.
+        or not all(output.shape.is_fully_defined() for output in operation.outputs)
+    )
+
+
+@contextlib.contextmanager
 def known_shapes():
     """Context in which TensorFlow's rules do not compute shapes in the graph that are known.
 
-    A convolution had 18 operations for the shapes around it; a small network has 1,749 in all.
+    A convolution had 18 operations for the shapes around it; a small network has 1,749 in all. For the
+    elements of lists, TensorFlow forgets them, and takes elements of unknown shape for single numbers.
     """
     pfor._flatten_first_two_dims, pfor._unflatten_first_dim = _rows_merged, apart
+    pfor._stack_tensor_list_shape = _shape_in_lists
     try:
         yield
     finally:
         pfor._flatten_first_two_dims, pfor._unflatten_first_dim = _MERGED, _APART
+        pfor._stack_tensor_list_shape = _SHAPE_IN_LISTS
+
+
+def _shape_in_lists(shape, rows):
+    found = _SHAPE_IN_LISTS(shape, rows)
+    return tf.concat([rows, tf.cast(shape, rows.dtype)], 0) if found is None else found
 
 
 def merged(tensor):

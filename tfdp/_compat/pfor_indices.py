@@ -17,11 +17,12 @@ from tfdp._compat.pfor_conversion import wrap
 
 _INDICES = 1
 _REDUCTIONS = ("Max", "Min", "Prod", "Sum")
+_SPARSE = ("Mean", "SqrtN", "Sum")  # the second divides by the root of the number of entries
 
 
 def add_rules(rules: dict) -> None:
     """Adds the rules of this module to `rules`, which has those of TensorFlow."""
-    gather, gather_nd = rules["GatherV2"], rules["GatherNd"]
+    gather = rules["GatherV2"]
     crossentropy = rules["SparseSoftmaxCrossEntropyWithLogits"]
     reductions = {name: rules[f"UnsortedSegment{name}"] for name in _REDUCTIONS}
 
@@ -48,10 +49,10 @@ def add_rules(rules: dict) -> None:
     def convert_gather_nd(pfor_input):
         pfor_input.stack_inputs([_INDICES])
         values, indices = pfor_input.input(0), pfor_input.stacked_input(_INDICES)
-        sizes = tf.shape(values.t, indices.dtype)[1 if values.is_stacked else 0 :]
-        good = (indices >= 0) & (indices < sizes[: indices.shape[-1]])
-        replace_indices(pfor_input, good)
-        found = gather_nd(pfor_input).t
+        sizes = tf.shape(values.t, indices.dtype)[int(values.is_stacked) :]
+        good = (indices >= 0) & (indices < sizes[: tf.shape(indices)[-1]])
+        safe = tf.where(good, indices, tf.zeros([], indices.dtype))
+        found = tf.gather_nd(values.t, safe, batch_dims=int(values.is_stacked))
         return wrap(poisoned(found, ~all_of_row(good)), True)
 
     def convert_crossentropy(pfor_input):
@@ -70,11 +71,47 @@ def add_rules(rules: dict) -> None:
         pfor_input._inputs[_INDICES] = wrap(segments, True)
         return reductions[name](pfor_input)
 
+    for kind in _SPARSE:
+        for name in (f"SparseSegment{kind}", f"SparseSegment{kind}WithNumSegments"):
+            rules[name] = functools.partial(_sparse_segments, kind, False)
+        rules[f"SparseSegment{kind}Grad"] = functools.partial(_sparse_segments, kind, True)
     rules["GatherV2"] = convert_gather
     rules["GatherNd"] = convert_gather_nd
     rules["SparseSoftmaxCrossEntropyWithLogits"] = convert_crossentropy
     for name in _REDUCTIONS:
         rules[f"UnsortedSegment{name}"] = functools.partial(convert_reduction, name)
+
+
+def _sparse_segments(kind, is_gradient, pfor_input):
+    """Sums or means, by segments, of the entries of `values` that `places` names; or the gradient."""
+    last = pfor_input.unstacked_input(pfor_input.num_inputs - 1)
+    # Without a number of segments, the last segment is that of all rows.
+    number = last if pfor_input.num_inputs == 4 else tf.nn.relu(tf.reduce_max(last) + 1)
+    pfor_input.stack_inputs([0, 1, 2] if is_gradient else [1, 2])
+    values, places, segments = (pfor_input.input(index) for index in range(3))
+    taken, put = (segments.t, places.t) if is_gradient else (places.t, segments.t)
+    good = _exist(values, taken)
+    entries = tf.gather(values.t, tf.where(good, taken, 0), batch_dims=int(values.is_stacked))
+    if kind != "Sum":
+        # Entries in the same segment.
+        counts = tf.cast(segments.t[:, :, tf.newaxis] == segments.t[:, tf.newaxis], entries.dtype)
+        counts = tf.reduce_sum(counts, 2)
+        shares = 1 / counts if kind == "Mean" else tf.math.rsqrt(counts)
+        ones = [1] * (entries.shape.rank - 2)
+        entries *= tf.reshape(shares, tf.concat([tf.shape(shares), ones], 0))
+    put, number = tf.cast(put, tf.int64), tf.cast(number, tf.int64)
+    good &= (put >= 0) & (put < number)
+    rows = tf.range(tf.shape(put, tf.int64)[0])[:, tf.newaxis]
+    sums = tf.math.unsorted_segment_sum(
+        entries, tf.where(good, put + rows * number, -1), tf.size(rows, tf.int64) * number
+    )
+    found = tf.reshape(sums, tf.concat([[-1, number], tf.shape(sums, tf.int64)[1:]], 0))
+    return wrap(poisoned(found, ~all_of_row(good)), True)
+
+
+def _exist(values, places):
+    size = tf.shape(values.t, places.dtype)[int(values.is_stacked)]
+    return (places >= 0) & (places < size)
 
 
 def all_of_row(values):

@@ -1,15 +1,14 @@
 """Rules of `tf.vectorized_map` for operations of Keras' layers for which TensorFlow has none.
 
 Where the inputs have a batch axis, the examples are merged with it, so one operation serves them all.
-Where that is not possible (slices that begin elsewhere for each example), the rule loops over the
-examples, for this operation alone. `pfor_conv3d` has the rules for 3-D convolutions.
+`pfor_conv3d` has the rules for 3-D convolutions.
 """
 
 import functools
 
 import tensorflow as tf
 
-from tfdp._compat.pfor_conversion import apart, created, looped, merged, wrap
+from tfdp._compat.pfor_conversion import apart, created, merged, transposed, wrap
 from tfdp._compat.pfor_indices import all_of_row, poisoned
 
 # For each operation the inputs with a batch axis. All other inputs are the same for all examples.
@@ -35,14 +34,11 @@ _FILTER = 1
 _LAST_AXES = ("Bitcast", "HSVToRGB", "MatrixDeterminant", "Qr", "RGBToHSV")
 # Operations whose axes before the last two are broadcast; quantized layers use this one.
 _BROADCAST = ("BatchMatMulV3",)
-_LOOPS = ("DenseBincount", "Range", "SparseCross", "SparseToDense")
-# TensorFlow has rules for these where the examples share where a slice begins and ends.
-_LOOPS_IF_STACKED = {"StridedSlice": (1, 2, 3), "StridedSliceGrad": (0, 1, 2, 3)}
 
 
 def add_rules(rules: dict) -> None:
     """Adds the rules of this module to `rules`, which has those of TensorFlow."""
-    replaced = (*_LOOPS_IF_STACKED, *_MERGED_IF_SHARED, *_MERGED_INTO_SHAPE_IF_SHARED)
+    replaced = (*_MERGED_IF_SHARED, *_MERGED_INTO_SHAPE_IF_SHARED)
     own = {name: rules[name] for name in replaced}
 
     def on_merged(with_batch, pfor_input, into_shape=False):
@@ -71,10 +67,10 @@ def add_rules(rules: dict) -> None:
     def on_last_axes(pfor_input):
         return [wrap(output, True) for output in created(pfor_input, [pfor_input.stacked_input(0)])]
 
-    def mirrored(pfor_input):
-        margins = pfor_input.unstacked_input(1)
+    def padded(pfor_input):  # TensorFlow's rule for PadV2 forgets the value that it pads with
+        margins, *value = [pfor_input.unstacked_input(i) for i in range(1, pfor_input.num_inputs)]
         margins = tf.concat([tf.zeros([1, 2], margins.dtype), margins], 0)
-        return wrap(created(pfor_input, [pfor_input.stacked_input(0), margins])[0], True)
+        return wrap(created(pfor_input, [pfor_input.stacked_input(0), margins, *value])[0], True)
 
     def half_of_squares(pfor_input):
         values = pfor_input.stacked_input(0)
@@ -92,21 +88,39 @@ def add_rules(rules: dict) -> None:
         indices, updates = pfor_input.stacked_input(0), pfor_input.stacked_input(1)
         shape, rows = pfor_input.unstacked_input(2), pfor_input.pfor.loop_len_vector
         # A place that does not exist would end the step with an error on a CPU.
-        sizes = tf.cast(shape[: indices.shape[-1]], indices.dtype)
-        exist = tf.reduce_all((indices >= 0) & (indices < sizes), axis=-1)
-        indices = tf.where(exist[..., tf.newaxis], indices, tf.zeros([], indices.dtype))
+        sizes = tf.cast(shape[: tf.shape(indices)[-1]], indices.dtype)
+        good = tf.reduce_all((indices >= 0) & (indices < sizes), axis=-1)
+        indices = tf.where(good[..., tf.newaxis], indices, tf.zeros([], indices.dtype))
         numbers = tf.range(tf.cast(rows[0], indices.dtype))
         numbers = tf.reshape(numbers, [-1] + [1] * (indices.shape.rank - 1))
         numbers = tf.broadcast_to(numbers, tf.concat([tf.shape(indices)[:-1], [1]], 0))
         indices = tf.concat([numbers, indices], -1)
         shape = tf.concat([tf.cast(rows, shape.dtype), shape], 0)
         found = tf.scatter_nd(indices, updates, shape)
-        return wrap(poisoned(found, ~all_of_row(exist)), True)
+        return wrap(poisoned(found, ~all_of_row(good)), True)
 
-    def looped_if_stacked(name, places, pfor_input):
-        if any(pfor_input.input(index).is_stacked for index in places):
-            return looped(pfor_input)
-        return own[name](pfor_input)
+    def from_lists(own, pfor_input):
+        if not pfor_input.input(0).is_stacked:
+            return own(pfor_input)
+        pfor_input.unstacked_input(1)  # or TensorFlow's rule takes the wrong rows inside of loops
+        found = own(pfor_input)
+        # It leaves the rows of gathered elements, which are inside of them, there.
+        return wrap(transposed(found.t), True) if "Gather" in pfor_input.op_type else found
+
+    def printed(pfor_input):
+        text = pfor_input.input(0)
+        joined = tf.strings.reduce_join(text.t, separator="\n") if text.is_stacked else text.t
+        attributes = {name: pfor_input.get_attr(name) for name in ("output_stream", "end")}
+        return tf.raw_ops.PrintV2(input=joined, **attributes)
+
+    def chosen(own, pfor_input):
+        index, number = pfor_input.input(0), len(pfor_input.get_attr("branches"))
+        if (
+            index.is_stacked
+        ):  # what does not exist is the last branch; with XLA, the rule mixes rows
+            good = (index.t >= 0) & (index.t < number)
+            pfor_input._inputs[0] = wrap(tf.where(good, index.t, number - 1), True)
+        return own(pfor_input)
 
     zeros_rule = rules["ZerosLike"]
 
@@ -128,12 +142,13 @@ def add_rules(rules: dict) -> None:
     for name in _LAST_AXES:
         rules.setdefault(name, on_last_axes)
     rules.setdefault("ScatterNd", scattered)
-    rules.setdefault("MirrorPad", mirrored)
-    rules.setdefault("MirrorPadGrad", mirrored)
+    for name in ("MirrorPad", "MirrorPadGrad", "PadV2"):
+        rules[name] = padded
+    for name in ("TensorListGather", "TensorListGetItem"):
+        rules[name] = partial(from_lists, rules[name])
+    for name in ("Case", "StatelessCase"):
+        rules[name] = partial(chosen, rules[name])
+    rules["PrintV2"] = printed
     rules.setdefault("L2Loss", half_of_squares)
     for name in _BROADCAST:
         rules.setdefault(name, broadcast)
-    for name in _LOOPS:
-        rules.setdefault(name, looped)
-    for name, places in _LOOPS_IF_STACKED.items():
-        rules[name] = partial(looped_if_stacked, name, places)

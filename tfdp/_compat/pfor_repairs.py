@@ -41,45 +41,46 @@ from tfdp._compat import (
 )
 from tfdp._compat.kernel_gradients import kernel_gradients
 from tfdp._compat.patches import Window
-from tfdp._compat.pfor_conversion import RULES, created, known_shapes, looped, merged, wrap
+from tfdp._compat.pfor_conversion import (
+    RULES,
+    created,
+    known_shapes,
+    looped,
+    merged,
+    only_rules,
+    wrap,
+)
+from tfdp._compat.pfor_table import TRUSTED
 from tfdp._compat.tensorflow import on_plain_cpu
 from tfdp._compat.versions import borrowing
 
 
 @contextlib.contextmanager
-def repaired() -> Iterator[None]:
+def repaired() -> Iterator[list]:
     """Context for tracing rows alone: tfdp's rules of `tf.vectorized_map`, and the corrected addition.
 
-    Outside of it, TensorFlow and Keras are as they are.
+    Outside of it, TensorFlow and Keras are as they are. It yields the list of `only_rules`.
     """
-    ours = _rules()
-    before = {name: RULES.get(name) for name in ours}
-    RULES.update(ours)
-    try:
-        with addition.corrected(), known_shapes():
-            yield
-    finally:
-        RULES.update(before)
-        for name in [name for name, rule in before.items() if rule is None]:
-            del RULES[name]
+    with addition.corrected(), known_shapes(), only_rules(_rules()) as failed:
+        yield failed
 
 
 @functools.cache
 def _rules() -> dict:
-    """tfdp's rules by operation: those that TensorFlow lacks, and those that replace its own."""
+    """The rules by operation, TensorFlow's and tfdp's, of which some replace TensorFlow's."""
     rules = dict(RULES)
     with borrowing("the rules of tf.vectorized_map"):
         for add_rules in (
+            pfor_ops.add_rules,
             pfor_constants.add_rules,
             pfor_calls.add_rules,
             pfor_random.add_rules,
-            pfor_ops.add_rules,
             pfor_conv3d.add_rules,
             pfor_indices.add_rules,
             _add_rules,
         ):
             add_rules(rules)
-    return {name: rule for name, rule in rules.items() if RULES.get(name) is not rule}
+    return {name: rule for name, rule in rules.items() if name in TRUSTED}
 
 
 def _channels_of(pfor_input):

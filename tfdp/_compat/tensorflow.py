@@ -46,27 +46,6 @@ def inlined_functions():
                 tf.config.run_functions_eagerly(_inlining["before"])
 
 
-def operations_in_conversion(error: BaseException | None) -> list:
-    """The operations that `tf.vectorized_map` was vectorizing when an error was raised.
-
-    The first one caused the error. If it is in a branch of a condition, in the body of a loop or in a
-    function, the operations around it follow. They are a local variable of `PFor._convert_helper`
-    (`y_op`), found in the tracebacks of the error and of those that it was made from: in eager mode
-    and by AutoGraph.
-    """
-    found: dict = {}
-    while error is not None:
-        trace = error.__traceback__
-        while trace is not None:
-            if trace.tb_frame.f_code.co_name == "_convert_helper":
-                operation = trace.tb_frame.f_locals.get("y_op")
-                if isinstance(operation, tf.Operation):
-                    found[id(operation)] = operation
-            trace = trace.tb_next
-        error = error.__cause__ or error.__context__
-    return [*reversed(found.values())]
-
-
 # -- data sets ---------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,7 @@
 
 The ghost engine reads best in this order: `contract` (what an engine returns), `factors` (the forms
 of a per-example gradient), `forward` (the model as a function), `engines.ghost` and `engines.alone`
-(the pass of each row), `dependence` and `uses` (what becomes of a weight there), `meetings` and
+(the pass of each row), `uses` (what becomes of a weight there), `meetings` and
 `pullbacks` (the form of its gradient), `sums` (weights that are used several times), `engines.ending`
 (norms, clipping, sum) and `lot` (chunks). The other modules have special layers, the other engines,
 and checks before training.

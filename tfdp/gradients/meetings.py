@@ -147,7 +147,8 @@ def _sum_of_products(data, at_output, weight, seen, output, sizes, shape) -> Per
     ):  # no product of two sides: a stack of weights, or a vector
         rows = next(c for c in string.ascii_letters if c not in seen + output)
         equation = f"{rows}{seen},{rows}{output}->{rows}{''.join(sizes)}"
-        return Instantiated(tf.einsum(equation, data, at_output), Arranged(shape))
+        found = tf.einsum(equation, data, at_output)
+        return Instantiated(tf.ensure_shape(found, [None, *sizes.values()]), Arranged(shape))
     shared = [a for a in seen if a not in sizes]
     # One of the two may know a length that the other does not.
     known = dict(zip(seen, data.shape[1:], strict=True))

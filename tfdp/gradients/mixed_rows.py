@@ -16,9 +16,9 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from tfdp._compat.dependence import reached
 from tfdp._compat.keras import compiled_loss, flat_losses, forget_losses
 from tfdp._compat.tensorflow import concrete_function
-from tfdp.gradients.dependence import reached
 from tfdp.gradients.forward import has_own_compute_loss
 from tfdp.gradients.targets import apart
 from tfdp.gradients.vectorizing import layer_of_operation

@@ -73,7 +73,7 @@ def uses_of(read: tf.Tensor, of_rows: Callable) -> list[Use]:
 
     Args:
         read: the weight as the pass read it, in a graph that shows the pass to its end.
-        of_rows: whether a tensor depends on the row; see `dependence.Dependence`.
+        of_rows: whether a tensor depends on the row; see `_compat.dependence.Dependence`.
     """
     uses = [*_declared(read)]
     for operation in dict.fromkeys(read.consumers()):

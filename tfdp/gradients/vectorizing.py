@@ -1,4 +1,4 @@
-"""`tf.vectorized_map` without loops, with errors that name the layer that cannot be vectorized."""
+"""`tf.vectorized_map`, and errors that name the layer that cannot be vectorized or computed."""
 
 import re
 from collections.abc import Callable
@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from tfdp._compat import pfor_calls, pfor_random, pfor_repairs
 from tfdp._compat.keras import layers_of
-from tfdp._compat.tensorflow import operations_in_conversion
 
 
 def vectorized_map(model, function: Callable, rows):
@@ -25,7 +24,7 @@ def vectorized_map(model, function: Callable, rows):
         NotImplementedError: TensorFlow cannot vectorize an operation. What `function` itself raises is
             passed on.
     """
-    raised = []
+    raised, operations = [], []
 
     def noticed(row):
         try:
@@ -36,7 +35,7 @@ def vectorized_map(model, function: Callable, rows):
 
     try:
         with (
-            pfor_repairs.repaired(),
+            pfor_repairs.repaired() as operations,
             pfor_random.marking_own_seeds(),
             pfor_calls.calling_at_once(),
         ):
@@ -44,7 +43,6 @@ def vectorized_map(model, function: Callable, rows):
     except Exception as error:
         if raised:  # under XLA, TensorFlow wraps it in an error of its own
             raise raised[-1] from None
-        operations = operations_in_conversion(error)
         if not operations:
             raise
         # Inside a function of its own, an operation's name does not begin with that of its layer.
@@ -62,6 +60,36 @@ def vectorized_map(model, function: Callable, rows):
             "it does not fall back to a slow loop over the examples in silence. Ask for that loop with "
             f"tfdp.make_private(model, engine='loop'), which trains any model, {instead}"
         ) from error
+
+
+def error_of_row(model, error: BaseException) -> Exception | None:
+    """Returns an error that says that the value of an example ended a step, or None if none did.
+
+    Args:
+        model: the Keras model whose step failed.
+        error: what TensorFlow raised. Errors of data pipelines, which are no part of a pass, are of
+            another kind.
+    """
+    found = re.search(r"\[\[{+node ([^}]+)}+\]\]", str(error))
+    if found is None or not isinstance(error, tf.errors.InvalidArgumentError):
+        return None
+    name = found[1]
+    layer = layer_of_operation(model, name)
+    if layer is None and "loop_body/" not in name:  # where rows pass
+        return None
+    who = f"Model '{model.name}'"
+    if layer is not None:
+        who = f"Layer '{layer.name}' ({type(layer).__name__})"
+    reason = str(error)[: found.start()].strip().rpartition("\n")[2].rstrip(".")
+    return type(error)(
+        None,
+        None,
+        f"{who} cannot compute with the value of an example, which ended the step for all others: "
+        f"{reason} (operation {name}). That it ended tells of this example, and no epsilon covers it; "
+        "the planned steps are counted. Find such values before training (dataset.map), or avoid the "
+        "error in the layer, such as by tf.where or tf.clip_by_value. Lots are filled up with rows of "
+        "zeros, for which this holds, too.",
+    )
 
 
 def layer_of_operation(model, name: str):

@@ -12,6 +12,7 @@ import tensorflow as tf
 from absl import logging
 
 from tfdp.account import Account
+from tfdp.gradients.vectorizing import error_of_row
 from tfdp.session import OPEN_ENDED, Session
 from tfdp.training.feeding import Feed, Place
 from tfdp.training.opening import open_session
@@ -130,6 +131,7 @@ class Training:
 
         Raises:
             StopIteration, tf.errors.OutOfRangeError: the data have ended.
+            tf.errors.InvalidArgumentError: an operation cannot compute with the value of an example.
             BudgetExhausted: a budget allows no further step.
         """
         self._pass_by(iterator)
@@ -152,6 +154,9 @@ class Training:
             try:
                 logs = steps_of.take(self._session, iterator, part)
             except BaseException as error:
+                if (named := error_of_row(self._model, error)) is not None:
+                    self._session.keep()  # an example decided that no further step is taken
+                    raise named from error
                 self._session.take_back()
                 if isinstance(error, _ENDS):
                     if logs:

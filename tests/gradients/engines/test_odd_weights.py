@@ -251,3 +251,18 @@ def test_biases_from_the_data_and_empty_parts():
     model = keras.Sequential([keras.Input((3,)), Parts()])
     model.compile("sgd", "mse")
     check(model, normal(5, 3), normal(5, 3))
+
+
+class OfUnknownShape(layers.Layer):
+    def call(self, x):
+        return tf.raw_ops.PlaceholderWithDefault(input=x, shape=[None] * x.shape.rank)
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+def test_a_layer_may_lose_its_static_shape():
+    head = [layers.Flatten(), layers.Dense(1)]
+    model = keras.Sequential([keras.Input((3, 2)), layers.Dense(2), OfUnknownShape(), *head])
+    model.compile(loss="mse")
+    check(model, normal(4, 3, 2), normal(4, 1))

@@ -16,10 +16,10 @@ import weakref
 import tensorflow as tf
 from absl import logging
 
+from tfdp._compat.dependence import Dependence
 from tfdp._compat.tensorflow import concrete_function
 from tfdp.gradients.chunks import works_in_sequence
 from tfdp.gradients.contract import BoundedSum
-from tfdp.gradients.dependence import Dependence
 from tfdp.gradients.engines import alone
 from tfdp.gradients.engines.lookups import lookups_at_once
 from tfdp.gradients.engines.public_moments import known_moments, public_moments
