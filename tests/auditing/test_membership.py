@@ -87,7 +87,9 @@ def test_logits_and_probabilities_give_the_same_confidence(units, activation):
     probabilities = keras.Sequential([logits, layers.Activation(activation)])
     y = np.array([0, 1, 1, 0, 0, 1])
     found = log_odds(logits, x, y)
-    np.testing.assert_allclose(found, log_odds(probabilities, x, y), rtol=1e-3, atol=1e-4)
+    # The rounding of a probability near 1 is large beside its distance from 1.
+    condition = np.exp(np.max(np.abs(found)))
+    assert_close(found, log_odds(probabilities, x, y), 3 + 4 * FUNCTION, condition)
     if units == 1:
         assert_close(found, (2 * y - 1) * logits(x).numpy()[:, 0], 3 + 2 * FUNCTION)
         with pytest.raises(ValueError, match="confidence="):

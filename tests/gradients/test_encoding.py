@@ -101,7 +101,7 @@ def test_a_drawn_codebook_has_unit_vectors(size, blocks):
     norms = np.linalg.norm(codebook.vectors().astype(float), axis=1)
     assert np.all(norms <= 1)
     assert np.all(norms > 1 - rounding(size))
-    np.testing.assert_allclose(codebook.square_norms(), norms**2, rtol=1e-9)
+    assert_close(codebook.square_norms(), norms**2, size, each=True, dtype="float64")
     assert codebook.vectors().shape == (30, size)
     assert codebook.largest_entry == codebook.vectors().max()
 

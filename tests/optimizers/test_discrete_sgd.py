@@ -12,7 +12,7 @@ from keras import layers
 
 import tfdp
 from tests.optimizers.step_suite import flat, gradients_of_rows
-from tests.rounding import assert_close, rounding, terms_of
+from tests.rounding import FUNCTION, assert_close, rounding, terms_of
 from tfdp.gradients.bounds import EncodedBound
 from tfdp.gradients.encoding import Codebook, Encoder
 from tfdp.gradients.forward import Forward
@@ -70,8 +70,9 @@ def test_engines_sum_what_the_encoder_makes_of_each_example(engine, chunk):
     expected = bound.encoder.encode(tf.constant(rows)).numpy().sum(axis=0)
     found = summer(model, bound, engine, physical_batch_size=chunk)(x, y)
     # Rounding may move an entry to a neighbouring rank.
-    np.testing.assert_allclose(found, expected, atol=3e-4)
-    assert np.mean(np.abs(found - expected)) < 2e-5
+    ranks = 0.05 * np.diff(np.sort(bound.encoder.codebook.vectors()))
+    difference = np.abs(found - expected)
+    assert np.max(difference) < np.max(ranks) and np.mean(difference) < np.mean(ranks)
 
 
 def test_absent_rows_count_nothing_and_groups_are_encoded_by_their_mean():
@@ -142,7 +143,12 @@ def test_denoising_scales_the_noisy_update_by_one_factor():
     assert 0 < ratio.mean() < 1
     sums = -moves[0] * 8 / 0.5
     law = scipy.stats.t(9, scale=2.0 * CLIP)
-    assert ratio.mean() == pytest.approx(scipy.stats.kstest(sums, law.cdf).statistic, rel=1e-3)
+    expected = scipy.stats.kstest(sums, law.cdf).statistic
+    # A small change of a large weight.
+    rounded = rounding(
+        len(sums) + 4 * FUNCTION, np.max(np.abs(before)) / np.median(np.abs(moves[0]))
+    )
+    assert ratio.mean() == pytest.approx(expected, rel=rounded)
 
 
 # -- the accounting ------------------------------------------------------------------------------
