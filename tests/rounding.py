@@ -131,6 +131,7 @@ def _terms_of_layer(layer, positions):
     fans = 0
     for weight in layer.weights:
         size, (*_, inputs, outputs) = math.prod(weight.shape), (1, 1, *weight.shape)
-        fans += size // outputs + (size // inputs if len(weight.shape) > 1 else size)
+        if size:
+            fans += size // outputs + (size // inputs if len(weight.shape) > 1 else size)
     # The weights of a recurrent layer belong to its cell.
     return positions + (positions if hasattr(layer, "state_size") else 1) * (fans + 2 * FUNCTION)
