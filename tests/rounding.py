@@ -53,7 +53,8 @@ def rounding(terms: int, magnitude=1.0, dtype="float32"):
     share = terms * unit
     if not share < 0.1:
         raise ValueError(f"{terms} roundings in {dtype} prove nothing. Make the case smaller.")
-    return 2 * share / (1 - share) * magnitude
+    bound = 2 * share / (1 - share) * np.asarray(magnitude, float)
+    return bound if bound.ndim else float(bound)
 
 
 def assert_close(
