@@ -90,6 +90,9 @@ def trial(flags, folder, kills, window, steps, every, rng):
     return json.loads((folder / "run.json").read_text()), done
 
 
+LAST_DIGITS = 1e-6  # of the metrics that float32 sums over a data set give
+
+
 def same(one, other):
     """Whether two parts of records are equal but for the last digits of evaluations."""
     if isinstance(one, dict):
@@ -97,7 +100,7 @@ def same(one, other):
     if isinstance(one, list):
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, float):
-        return math.isclose(one, other, rel_tol=1e-6)
+        return math.isclose(one, other, rel_tol=LAST_DIGITS)
     return one == other
 
 

@@ -119,3 +119,24 @@ def test_another_keras_is_named_before_it_is_used(tmp_path, room, backend, versi
 def test_public_names_exist():
     for name in tfdp.__all__:
         assert getattr(tfdp, name) is not None
+
+
+# Rooms whose tests compare numbers of methods and papers in float64, with the accuracies of these.
+OWN_ACCURACY = {"accounting", "papers"}
+TOLERANCES = {"rtol", "atol", "rel", "abs", "rel_tol", "abs_tol", "tolerance"}
+
+
+def test_no_test_has_a_tolerance_of_its_own_making():
+    """Rounding follows from sizes, by tests/rounding.py; statistics accept a hundredth or more."""
+    found = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        if OWN_ACCURACY.isdisjoint(path.parts):
+            for call in ast.walk(ast.parse(path.read_text())):
+                if isinstance(call, ast.Call):
+                    name = ast.unparse(call.func).rpartition(".")[2]
+                    values = [k.value for k in call.keywords if k.arg in TOLERANCES]
+                    values += call.args[2:] if name in ("assert_allclose", "allclose") else []
+                    for value in (leaf for one in values for leaf in ast.walk(one)):
+                        if isinstance(value, ast.Constant) and 0 < value.value < 0.01:
+                            found.append(f"{path.name}:{value.lineno}")
+    assert not found, f"Compare by tests/rounding.py, or name the accuracy of the method: {found}"

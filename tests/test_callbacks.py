@@ -9,6 +9,7 @@ from helpers import LOSS, data, steps
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.accounting.varying import vary
+from tests.rounding import rounding
 from tests.training.small import linear, small, train
 from tfdp import callbacks
 from tfdp.accounting import PrivacyBudget, claimed, describe, proven, proven_composition
@@ -64,7 +65,7 @@ def test_tensorboard_gets_the_named_scalars(tmp_path):
     for kind, guarantee in {"claimed": claimed, "proven": proven}.items():
         runs = [vary(run, steps=steps) for steps in (2, 4)]
         expected = [guarantee(run, DELTA, "replace_one").epsilon for run in runs]
-        assert values[f"privacy/epsilon_{kind}"] == pytest.approx(expected, rel=1e-5)
+        assert values[f"privacy/epsilon_{kind}"] == pytest.approx(expected, rel=rounding(1))
 
 
 def test_stop_at_budget_ends_fit_without_an_error():
@@ -93,7 +94,7 @@ def test_what_is_shown_at_an_early_end_counts_all_planned_steps(tmp_path):
     spent = model.privacy.spent(DELTA).epsilon
     assert model.privacy.ledger.runs[0].steps == 18 and len(history) == 2
     assert history[1] == pytest.approx(spent) and history[0] < history[1] / 2
-    assert scalars(tmp_path)["privacy/epsilon_proven"][-1] == pytest.approx(spent, rel=1e-6)
+    assert scalars(tmp_path)["privacy/epsilon_proven"][-1] == pytest.approx(spent, rel=rounding(1))
 
 
 def test_plain_models_are_refused():
@@ -134,8 +135,8 @@ def test_a_ledger_that_comes_during_a_training_is_shown(tmp_path):
     history = train(model, epochs=2, callbacks=shown).history["epsilon"]
     spent = model.privacy.spent(DELTA).epsilon
     assert spent > 1.1 * proven(vary(model.privacy.current_run, steps=4), DELTA).epsilon
-    assert history[-1] >= spent * (1 - 1e-12)
-    assert scalars(tmp_path)["privacy/epsilon_proven"][-1] == pytest.approx(spent, rel=1e-6)
+    assert history[-1] >= spent * (1 - rounding(100, dtype="float64"))
+    assert scalars(tmp_path)["privacy/epsilon_proven"][-1] == pytest.approx(spent, rel=rounding(1))
 
 
 # -- few evaluations ---------------------------------------------------------------------------------

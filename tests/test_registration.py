@@ -82,10 +82,11 @@ folder = sys.argv[1]
 for name in {list(OPTIMIZERS)}:
     model = keras.models.load_model(f"{{folder}}/{{name}}.keras")
     assert type(model.optimizer).__name__ == name
+from tests.rounding import assert_close, terms_of
 model, given = keras.models.load_model(folder + "/layers.keras"), np.load(folder + "/given.npz")
 for training, expected in ((False, "now"), (True, "now"), (False, "next")):
     found = model(given["x"], training=training)
-    np.testing.assert_allclose(found, given[expected], rtol=1e-4, atol=1e-5)
+    assert_close(found, given[expected], terms_of(model))
 x, y = np.zeros((12, 4), "float32"), np.zeros(12, "int32")
 model = keras.models.load_model(folder + "/DPKerasLionOptimizer.keras")
 history = model.fit(x, y, batch_size=6, epochs=1, verbose=0).history

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.rounding import FUNCTION, assert_close
 from tfdp._compat import pfor_repairs
 
 DRAW = np.random.default_rng(0)
@@ -105,7 +106,7 @@ def assert_vectorized(function, *inputs):
 
     expected = [function(*(value[row] for value in inputs)) for row in range(len(inputs[0]))]
     for ours, row in zip(run(), expected, strict=True):
-        np.testing.assert_allclose(ours, row, rtol=1e-4, atol=1e-5)
+        assert_close(ours, row, sum(map(np.size, inputs)) + 4 * FUNCTION)
     assert not np.array_equal(expected[0], expected[1])
 
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 from tensorflow.python.ops.parallel_for import pfor
 
 from tests.helpers import needs_every_convolution
+from tests.rounding import assert_close
 from tfdp._compat import addition, pfor_conversion, pfor_repairs
 
 
@@ -23,8 +24,9 @@ def equals_a_loop(one, rows, compiled=False):
 
     several = isinstance(rows, tuple)
     singly = [tf.nest.flatten(one(row)) for row in (zip(*rows, strict=True) if several else rows)]
+    terms = sum(np.size(leaf) for leaf in tf.nest.flatten([rows]))
     for ours, theirs in zip(tf.nest.flatten(vectorized()), zip(*singly, strict=True), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+        assert_close(ours, theirs, terms)
 
 
 def filter_gradient(convolve, kernel, inputs, at_outputs):

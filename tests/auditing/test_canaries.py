@@ -7,6 +7,7 @@ from helpers import LOSS, data, plain, sgd
 from keras import layers
 
 import tfdp
+from tests.rounding import assert_close, terms_of
 from tfdp.auditing import DiracCanaries
 
 COUNT, CLIP = 12, 0.5
@@ -33,7 +34,7 @@ def test_canaries_move_their_own_weight_by_the_clip_norm():
     moved, rows = sums(drawn.model(plain()), *drawn.data(x, y), engine="ghost")
     (own,) = (value for path, value in moved.items() if "canary_weights" in path)
     own = -own[:, 0] * rows
-    np.testing.assert_allclose(own[:COUNT], CLIP * drawn.included, rtol=2e-3)
+    assert_close(own[:COUNT], CLIP * drawn.included, terms_of(plain(), 24 + COUNT))
     assert np.all(own[COUNT:] == 0.0)
 
 
@@ -44,7 +45,7 @@ def test_the_rest_of_the_model_trains_as_without_canaries():
     alone, fewer = sums(plain(), x, y, engine="ghost")
     rest = [value * rows for path, value in with_canaries.items() if "canary" not in path]
     for a, b in zip(rest, (value * fewer for value in alone.values()), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5)
+        assert_close(a, b, terms_of(plain(), 24 + COUNT))
 
 
 def test_a_model_of_several_inputs_takes_canaries():
@@ -58,7 +59,7 @@ def test_a_model_of_several_inputs_takes_canaries():
     made.fit(*drawn.data(x, np.ones((10, 1))), batch_size=10 + COUNT, shuffle=False, verbose=0)
     seen = drawn.observed(made)
     assert seen.shape == (1, COUNT + 3)
-    np.testing.assert_allclose(seen[0, :COUNT] * (10 + COUNT), CLIP * drawn.included, rtol=2e-3)
+    assert_close(seen[0, :COUNT] * (10 + COUNT), CLIP * drawn.included, terms_of(made, 10 + COUNT))
     np.testing.assert_array_equal(
         made.predict(drawn.inputs(x), verbose=0), model.predict(x, verbose=0)
     )

@@ -6,6 +6,7 @@ import pytest
 from keras import layers
 
 import tfdp
+from tests.rounding import FUNCTION, assert_close
 from tfdp.auditing import ExampleCanaries, membership_inference
 from tfdp.auditing.membership import log_odds
 
@@ -86,9 +87,11 @@ def test_logits_and_probabilities_give_the_same_confidence(units, activation):
     probabilities = keras.Sequential([logits, layers.Activation(activation)])
     y = np.array([0, 1, 1, 0, 0, 1])
     found = log_odds(logits, x, y)
-    np.testing.assert_allclose(found, log_odds(probabilities, x, y), rtol=1e-3, atol=1e-4)
+    # The rounding of a probability near 1 is large beside its distance from 1.
+    condition = np.exp(np.max(np.abs(found)))
+    assert_close(found, log_odds(probabilities, x, y), 3 + 4 * FUNCTION, condition)
     if units == 1:
-        np.testing.assert_allclose(found, (2 * y - 1) * logits(x).numpy()[:, 0], rtol=1e-5)
+        assert_close(found, (2 * y - 1) * logits(x).numpy()[:, 0], 3 + 2 * FUNCTION)
         with pytest.raises(ValueError, match="confidence="):
             log_odds(logits, x, y + 1)
 

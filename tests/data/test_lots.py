@@ -13,6 +13,7 @@ import pytest
 import scipy.stats
 import tensorflow as tf
 
+from tests.rounding import FUNCTION, assert_close
 from tfdp import data
 
 
@@ -118,7 +119,7 @@ class TestContent:
         weights = np.arange(50, dtype=np.float32) / 10  # example 0 is absent altogether
         lots = make(sampling, physical_batch_size=16, sample_weight=weights)
         for _, y, weight in take(lots.as_dataset(), 10):
-            np.testing.assert_allclose(weight, y / 10, rtol=1e-6)
+            assert_close(weight, y / 10, FUNCTION)
 
     def test_weights_of_tokens_and_outputs_are_padded_with_zeros(self):
         x, y = np.arange(10.0), {"a": np.arange(10), "b": np.arange(10)}

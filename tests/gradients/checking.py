@@ -6,6 +6,7 @@ import tensorflow as tf
 from keras import layers
 
 from tests.gradients.reference import MedianClip, assert_equal_sums, loop_bounded_sum, run_engine
+from tests.rounding import terms_of
 from tfdp.gradients.engines import exact, ghost, loop
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.lot import bounded_sum
@@ -55,15 +56,21 @@ def summing(engine, forward, bound, jit_compile=False, **options):
     return summed
 
 
-def check_engines(model, *, engines=ENGINES, tolerance=1e-5, **options):
+def terms_for(model, rows):
+    """Returns the terms of the sums over the rows of `lot_for`."""
+    return terms_of(model, rows, length=6)
+
+
+def check_engines(model, *, engines=ENGINES, terms=None, dtype="float32", **options):
     """Compares engines, run eagerly, with a loop; half of the rows are clipped."""
     lot = lot_for(model, **options)
+    terms = terms or terms_for(model, len(lot[-1]))
     expected = loop_bounded_sum(*lot, tf.constant(0))
     for engine in engines:
-        assert_equal_sums(ENGINES[engine](*lot, tf.constant(0)), expected, tolerance)
+        assert_equal_sums(ENGINES[engine](*lot, tf.constant(0)), expected, terms, dtype)
 
 
-def check_traced(model, *, tolerance=1e-5, jit_compile=False, microbatch_size=1, **options):
+def check_traced(model, *, jit_compile=False, microbatch_size=1, **options):
     """Compares the ghost engine, as a graph, with a loop; with the exact engine where layers draw."""
     lot = (*lot_for(model, **options), tf.constant(0), microbatch_size)
     forward = lot[0]
@@ -71,7 +78,7 @@ def check_traced(model, *, tolerance=1e-5, jit_compile=False, microbatch_size=1,
     reference = exact.bounded_sum if draws else loop.bounded_sum
     expected = reference(*lot)
     ours = run_engine(ghost.bounded_sum, *lot[:5], microbatch_size, jit_compile=jit_compile)
-    assert_equal_sums(ours, expected, tolerance)
+    assert_equal_sums(ours, expected, terms_for(model, len(lot[4])))
 
 
 def check_layers(shape, *stack, integers=None, **options):

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tests.rounding import rounding, terms_of
 from tfdp._compat import pfor_repairs
 from tfdp.gradients.bounds import GlobalL2Clip, L2Clip
 from tfdp.gradients.contract import BoundedSum, Outputs
@@ -13,13 +14,15 @@ from tfdp.gradients.engines import exact, ghost, loop
 from tfdp.gradients.factors import Instantiated
 from tfdp.gradients.forward import Forward, losses_of_outputs
 
+# The largest accepted difference of models that magnify rounding; a wrong rule is far beyond it.
+ILL_CONDITIONED = 1e-3
+
 
 def check_model(
     model,
     *,
     rows: int = 5,
     integers: int | None = None,
-    tolerance: float = 1e-5,
     seed: int = 0,
     microbatch_size: int = 1,
     l2_norm_clip: float | None = None,
@@ -37,7 +40,6 @@ def check_model(
         model: a functional or Sequential model; its weights and loss are replaced.
         rows: number of examples.
         integers: draws integer inputs below this number instead of normal ones.
-        tolerance: largest relative difference.
         seed: seed of weights and inputs.
         microbatch_size: number of examples whose mean gradient is bounded together.
         l2_norm_clip: clip norm; None clips at the median gradient norm, so that half of the
@@ -49,7 +51,7 @@ def check_model(
         length: length of an input's axis where it is not known.
         ill_conditioned: for a model that may magnify rounding; also accepts differences of up to 32
             times the change in the reference when the weights change by one unit in the last place,
-            but at most 1e-3.
+            but at most `ILL_CONDITIONED`.
 
     Raises:
         AssertionError: the results differ.
@@ -86,12 +88,13 @@ def check_model(
     expected = run(reference, jit_compile=alike)
     ours = run(ghost.bounded_sum, jit_compile=jit_compile)
     name, difference = largest_difference(ours, expected)
+    tolerance = rounding(terms_of(model, rows, length=length))
     if ill_conditioned and difference > tolerance:
         for variable in model.trainable_variables:
             ends = generator.choice(np.float32([-np.inf, np.inf]), variable.shape)
             variable.assign(np.nextafter(variable.numpy(), ends))
-        _, rounding = largest_difference(run(reference, jit_compile=alike), expected)
-        tolerance = max(tolerance, min(32 * rounding, 1e-3))
+        _, moved = largest_difference(run(reference, jit_compile=alike), expected)
+        tolerance = max(tolerance, min(32 * moved, ILL_CONDITIONED))
     assert difference <= tolerance, f"{name}: relative difference {difference:.2e}"
 
 
@@ -108,15 +111,17 @@ class MedianClip(GlobalL2Clip):
         return tf.broadcast_to(scale, tf.shape(square_norms))
 
 
-def assert_equal_sums(ours, exact, tolerance: float = 1e-5) -> None:
+def assert_equal_sums(ours, exact, terms: int, dtype="float32") -> None:
     """Raises AssertionError if two `BoundedSum` differ.
 
     Args:
         ours, exact: results of two engines on the same rows.
-        tolerance: largest difference, as `largest_difference` measures it.
+        terms, dtype: as in `tests.rounding`, for differences as `largest_difference` measures them.
     """
     name, difference = largest_difference(ours, exact)
-    assert difference <= tolerance, f"{name}: relative difference {difference:.2e}"
+    assert difference <= rounding(terms, dtype=dtype), (
+        f"{name}: relative difference {difference:.2e}"
+    )
 
 
 def largest_difference(ours, exact) -> tuple[str, float]:

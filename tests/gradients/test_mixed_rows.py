@@ -8,6 +8,7 @@ from keras import layers, ops
 
 from tests.gradients.checking import normal
 from tests.helpers import private, sgd
+from tests.rounding import assert_close, terms_of
 from tfdp.gradients.first_pass import examine
 from tfdp.gradients.forward import Forward
 from tfdp.layers import NoisyDense, PublicBatchNormalization, PublicExamples
@@ -90,9 +91,9 @@ def compare(make, loss, y):
     plain.set_weights(ours.get_weights())
     plain.compile(keras.optimizers.SGD(0.1), loss)
     expected = plain.train_on_batch(X, y)
-    np.testing.assert_allclose(trained(ours, loss, y), expected, rtol=1e-4)
+    assert_close(trained(ours, loss, y), expected, terms_of(ours, ROWS))
     for u, v in zip(ours.get_weights(), plain.get_weights(), strict=True):
-        np.testing.assert_allclose(u, v, rtol=1e-3, atol=1e-5)
+        assert_close(u, v, terms_of(ours, ROWS))
 
 
 @pytest.mark.parametrize("name", STOCK)

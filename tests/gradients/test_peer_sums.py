@@ -12,19 +12,22 @@ import tensorflow as tf
 
 from tests.gradients import peer_models as cases
 from tests.gradients.reference import run_engine
+from tests.rounding import FUNCTION, assert_close, terms_of
 from tfdp.gradients.bounds import EachLayerL2Clip, GlobalL2Clip
 from tfdp.gradients.engines import exact, ghost
 from tfdp.gradients.forward import Forward
 
+OPACUS = 2**9  # Opacus divides by the norm plus 1e-6, tfdp does not
 FOLDER = Path(__file__).parent / "fixtures"
 ENGINES = {"ghost": ghost.bounded_sum, "vectorized": exact.bounded_sum}
 
 
 def ours(case, engine):
     model = cases.model(keras, case)
+    terms = terms_of(model, len(cases.data(case)[0]))
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     x, y = cases.data(case)
-    return run_engine(
+    found = run_engine(
         ENGINES[engine],
         Forward(model),
         GlobalL2Clip(cases.L2_NORM_CLIP[case]),
@@ -33,6 +36,7 @@ def ours(case, engine):
         tf.ones([len(x)]),
         cases.MICROBATCH_SIZE.get(case, 1),
     )
+    return found, terms
 
 
 def stored(fixture, prefix):
@@ -42,7 +46,7 @@ def stored(fixture, prefix):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("case", cases.ROWS)
 def test_clipped_sums_of_every_peer(case, engine):
-    found = ours(case, engine)
+    found, terms = ours(case, engine)
     assert 0 < np.sum(found.clipped) < len(found.clipped)  # both branches of the clip are used
     paths = sorted(FOLDER.glob(f"{case}-*.npz"))
     assert len(paths) >= (1 if case in cases.MICROBATCH_SIZE else 4)
@@ -55,10 +59,7 @@ def test_clipped_sums_of_every_peer(case, engine):
             expected = stored(fixture, "sum")
         largest = max(np.abs(array).max() for array in expected)
         for mine, theirs in zip(found.sums, expected, strict=True):
-            # Opacus divides by the norm plus 1e-6, tfdp does not.
-            np.testing.assert_allclose(
-                mine, theirs, rtol=1e-5, atol=1e-5 * largest, err_msg=path.stem
-            )
+            assert_close(mine, theirs, terms + OPACUS, largest, message=path.stem)
 
 
 def test_golden_sum_of_a_gaussian_query():
@@ -66,7 +67,7 @@ def test_golden_sum_of_a_gaussian_query():
     for records, clip in (([[2, 0], [-1, 1]], 10.0), ([[-6, 8], [4, -3]], 5.0)):
         squares = tf.constant(np.sum(np.square(records), axis=1, keepdims=True), tf.float32)
         scales = GlobalL2Clip(clip).scales(squares).numpy()
-        np.testing.assert_allclose(np.sum(scales * np.array(records), axis=0), [1, 1], rtol=1e-6)
+        assert_close(np.sum(scales * np.array(records), axis=0), [1, 1], 2 + 2 * FUNCTION)
 
 
 def test_golden_clipping_of_each_layer():
@@ -76,4 +77,4 @@ def test_golden_clipping_of_each_layer():
     for clip, expected in ((2.0, [0, 1.2, 1.6, 0, 1.6, 1.2]), (5.0, [0, 3, 4, 0, 4, 3])):
         scales = EachLayerL2Clip(clip, (0, 0, 1, 1)).scales(squares).numpy()[0]
         found = gradients * np.repeat(scales, 3)
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
+        assert_close(found, expected, 2 * FUNCTION)

@@ -8,6 +8,7 @@ from keras import layers
 
 from tests.gradients.checking import normal
 from tests.helpers import LOSS, private
+from tests.rounding import assert_close, terms_of
 from tfdp.gradients import per_example_gradient_norms, per_example_gradients
 
 ROWS = 5
@@ -80,7 +81,7 @@ def test_they_are_those_of_batches_of_one(make, method, weight):
     found = per_example_gradients(model, x, y, weight, method=method)
     for ours, expected in zip(found, by_hand(model, x, y, weight), strict=True):
         assert ours.dtype == tf.float32
-        np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-6)
+        assert_close(ours, expected, terms_of(model))
 
 
 def test_norms_of_a_private_model_inside_a_function():
@@ -89,7 +90,7 @@ def test_norms_of_a_private_model_inside_a_function():
     gradients = by_hand(model, x, y)
     expected = [np.sqrt(sum((g[row] ** 2).sum() for g in gradients)) for row in range(ROWS)]
     norms = tf.function(lambda x, y: per_example_gradient_norms(model, x, y))
-    np.testing.assert_allclose(norms(x, y), expected, rtol=1e-5)
+    assert_close(norms(x, y), expected, terms_of(model))
     assert model.privacy.ledger.runs == []
 
 

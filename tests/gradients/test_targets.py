@@ -7,6 +7,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfdp
+from tests.rounding import assert_close, terms_of
 from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.lot import bounded_sum, choose_engine
@@ -89,7 +90,7 @@ def test_each_row_has_its_own_weights(case):
     assert all(np.abs(e).max() > 1e-3 for e in expected)
     found = tfdp.per_example_gradients(model, x, y, sample_weight)
     for a, b in zip(found, expected, strict=True):
-        np.testing.assert_allclose(a, b, atol=2e-6)
+        assert_close(a, b, terms_of(model))
     flat = np.concatenate([e.reshape(ROWS, -1) for e in expected], axis=1)
     clip = float(np.median(np.linalg.norm(flat, axis=1)))
     scale = np.minimum(1.0, clip / np.maximum(np.linalg.norm(flat, axis=1), 1e-9))
@@ -97,7 +98,7 @@ def test_each_row_has_its_own_weights(case):
     run, rows = choose_engine("ghost", model), (tensors(x), targets, present)
     lot = bounded_sum(run, Forward(model), GlobalL2Clip(clip), *rows, physical_batch_size=4)
     for total, gradients in zip(lot.sums, expected, strict=True):
-        np.testing.assert_allclose(total, np.tensordot(scale, gradients, 1), 3e-6, 5e-6)
+        assert_close(total, np.tensordot(scale, gradients, 1), terms_of(model, ROWS))
 
 
 def tensors(tree):
@@ -121,7 +122,7 @@ def test_a_row_without_any_weight_is_absent_whatever_it_holds():
     without = bounded_sum(run, Forward(model), GlobalL2Clip(1.0), tensors(x), targets, present)
     assert int(whole.non_finite) == 0
     for a, b in zip(whole.sums, without.sums, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
+        assert_close(a, b, terms_of(model, ROWS))
 
 
 def test_one_number_for_each_row_stays_a_factor():

@@ -341,7 +341,7 @@ def _check_random(problem, engine):
 
 def _close(gradients, others):
     pairs = zip(gradients, others, strict=True)
-    return all(np.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in pairs)
+    return all(np.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE / 100) for a, b in pairs)
 
 
 def _is_sentence(error) -> bool:

@@ -7,6 +7,7 @@ import tensorflow as tf
 from helpers import fit, private, sgd
 
 from tests.noise.assertions import assert_normal, assert_unrelated
+from tests.rounding import FUNCTION, assert_close, terms_of
 from tfdp.layers import NoisyConv1D, NoisyConv2D, NoisyConv3D, NoisyDense
 
 
@@ -73,7 +74,7 @@ def test_training_calls_draw_anew_and_inference_does_not(make, shape):
     assert counter(layer) == 2
     # All examples meet the same draw.
     one_by_one = [layer(x[i : i + 1])[0] for i in range(len(x))]
-    np.testing.assert_allclose(together, one_by_one, rtol=1e-4, atol=1e-5)
+    assert_close(together, one_by_one, terms_of(layer, length=x[0].size))
 
 
 @EVERY
@@ -81,7 +82,7 @@ def test_inference_may_use_the_mean(make, shape):
     layer, x = make(noise_at_inference=False), inputs_of(shape)
     mean = make(noise_stddev=0.0)
     mean.kernel.assign(layer.kernel)
-    np.testing.assert_allclose(layer(x), mean(x), rtol=1e-5, atol=1e-6)
+    assert_close(layer(x), mean(x), terms_of(layer, length=x[0].size))
     assert not np.allclose(layer(x, training=True), mean(x))
 
 
@@ -89,8 +90,8 @@ def test_a_compiled_call_draws_what_an_eager_one_draws():
     layer, x = dense(), inputs_of((5, 4))
     eager = layer(x)
     compiled = tf.function(lambda x: layer(x, training=True), jit_compile=True)
-    np.testing.assert_allclose(compiled(x), eager, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(layer(x), compiled(x), rtol=1e-4, atol=1e-5)
+    assert_close(compiled(x), eager, terms_of(layer, length=x[0].size) + 4 * FUNCTION)
+    assert_close(layer(x), compiled(x), terms_of(layer, length=x[0].size) + 4 * FUNCTION)
 
 
 def test_a_private_fit_draws_once_for_each_lot():
@@ -126,7 +127,7 @@ def test_is_the_layer_of_keras_at_the_drawn_kernel(kind, shape, options):
             layer.bias.assign(np.arange(4) / 4)
     stock.kernel.assign(noisy.kernel + noisy.draw_noise(noisy.kernel.shape))
     outputs = noisy(x, training=True)
-    np.testing.assert_allclose(outputs, stock(x), rtol=1e-4, atol=1e-5)
+    assert_close(outputs, stock(x), terms_of(noisy, length=x[0].size))
     assert noisy.compute_output_shape(x.shape) == outputs.shape
 
 

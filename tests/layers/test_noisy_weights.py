@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.noise.assertions import assert_normal, assert_unrelated
+from tests.rounding import FUNCTION, assert_close, terms_of
 from tfdp import models
 from tfdp.layers import NoisyWeights
 
@@ -48,8 +49,8 @@ def test_the_noise_is_independent_with_the_stated_standard_deviation():
 
 def test_a_seed_fixes_it():
     one, same, other = (noises(dense(seed=seed)[1])[0] for seed in (1, 1, 2))
-    np.testing.assert_allclose(one, same, rtol=0, atol=1e-6)
-    assert not np.allclose(one, other, atol=1e-3)
+    assert_close(one, same, 4 * FUNCTION)
+    assert not np.allclose(one, other)
     assert not np.allclose(noises(dense()[1])[0], noises(dense()[1])[0])
 
 
@@ -67,7 +68,7 @@ def test_training_moves_on_and_inference_does_not():
     x = inputs(5, 4)
     outputs = model(x)
     kernel, bias = layer.drawn_weights()
-    np.testing.assert_allclose(outputs, x @ kernel + bias, rtol=1e-5, atol=1e-6)
+    assert_close(outputs, x @ kernel + bias, 4 + 1)
     np.testing.assert_array_equal(outputs, model(x))
     first, second = model(x, training=True), model(x, training=True)
     assert counter(layer) == 2
@@ -87,7 +88,7 @@ def test_the_gradient_of_the_mean_is_that_of_the_drawn_weights():
         loss = tf.reduce_sum(layer.network(x) ** 2)
     expected = tape.gradient(loss, [v.value for v in at_mean])
     for a, b in zip(ours, expected, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+        assert_close(a, b, terms_of(model, 5))
 
 
 def test_all_time_steps_meet_the_same_weights():
@@ -98,7 +99,7 @@ def test_all_time_steps_meet_the_same_weights():
     state = np.zeros((4, 2))
     for step in range(6):
         state = np.tanh(x[:, step] @ kernel + state @ recurrent_kernel + bias)
-    np.testing.assert_allclose(model(x), state, rtol=1e-4, atol=1e-5)
+    assert_close(model(x), state, terms_of(model, length=6))
 
 
 def test_moving_statistics_are_those_of_the_lot():
@@ -109,7 +110,7 @@ def test_moving_statistics_are_those_of_the_lot():
     kernel, bias, *_ = layer.drawn_weights()
     model(inputs(50, 4), training=True)
     mean = np.mean(inputs(50, 4) @ kernel + bias, axis=0)
-    np.testing.assert_allclose(norm.moving_mean, mean, rtol=1e-4, atol=1e-5)
+    assert_close(norm.moving_mean, mean, 4 + 50)
 
 
 @pytest.mark.parametrize("name", ["dense", pytest.param("bilstm_dl", marks=pytest.mark.slow)])

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.rounding import assert_close, terms_of
 from tfdp.layers import NormalizedLSTM
 
 
@@ -46,10 +47,10 @@ def equations(layer, x):
 @pytest.mark.parametrize("affine", [True, False])
 def test_is_the_equations(affine):
     layer, x = randomized(NormalizedLSTM(4, affine=affine), 3), inputs(5, 7, 3)
-    np.testing.assert_allclose(layer(x), equations(layer, x), rtol=1e-4, atol=1e-5)
+    assert_close(layer(x), equations(layer, x), terms_of(layer, length=x[0].size))
 
 
 def test_masked_steps_do_not_count():
     layer, x = randomized(NormalizedLSTM(4), 3), inputs(5, 7, 3)
     mask = np.arange(7) < np.full((5, 1), 4)
-    np.testing.assert_allclose(layer(x, mask=mask), layer(x[:, :4]), rtol=1e-5, atol=1e-6)
+    assert_close(layer(x, mask=mask), layer(x[:, :4]), terms_of(layer, length=x[0].size))

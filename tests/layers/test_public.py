@@ -7,6 +7,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfdp
+from tests.rounding import FUNCTION, assert_close, terms_of
 from tfdp.layers import PublicBatchNormalization, PublicExamples
 
 EPSILON = 1e-5
@@ -50,7 +51,7 @@ def _is_deep(model):
 def test_one_normalization_equals_the_literal_form():
     public, x = draw(7, 6, 6, 2), draw(5, 6, 6, 2, seed=1)
     model = ours(public, deep=False)
-    np.testing.assert_allclose(model(x), literal(model, public, x), atol=1e-5)
+    assert_close(model(x), literal(model, public, x), terms_of(model))
 
 
 def test_dense_features_equal_the_literal_form():
@@ -58,15 +59,13 @@ def test_dense_features_equal_the_literal_form():
     network = keras.Sequential([keras.Input((5,)), PublicBatchNormalization(epsilon=0.1)])
     stock = layers.BatchNormalization(epsilon=0.1)
     expected = [stock(np.concatenate([x[i : i + 1], public]), training=True)[0] for i in range(6)]
-    np.testing.assert_allclose(PublicExamples(network, public)(x), expected, atol=1e-5)
+    assert_close(PublicExamples(network, public)(x), expected, 2 * 5 + 2 * FUNCTION)
 
 
 def test_batch_statistics_at_inference_are_the_literal_form():
     public, x = draw(7, 6, 6, 2), draw(5, 6, 6, 2, seed=1)
     model = ours(public, statistics="batch")
-    np.testing.assert_allclose(
-        model.predict(x, verbose=0), literal(model, public, x), atol=1e-5, rtol=1e-5
-    )
+    assert_close(model.predict(x, verbose=0), literal(model, public, x), terms_of(model))
 
 
 @pytest.mark.parametrize("statistics", ["example", "batch"])
@@ -74,10 +73,10 @@ def test_an_output_depends_on_its_own_example_only(statistics):
     model = ours(draw(7, 6, 6, 2), statistics=statistics)
     x = draw(5, 6, 6, 2, seed=1)
     others = np.concatenate([x[:1], 100.0 * draw(4, 6, 6, 2, seed=2)])
-    np.testing.assert_allclose(model(x)[0], model(others)[0], rtol=1e-5, atol=1e-6)
+    assert_close(model(x)[0], model(others)[0], terms_of(model))
     if statistics == "example":  # also in training
         ours_, alone = model(x, training=True), model(x[:1], training=True)
-        np.testing.assert_allclose(ours_[0], alone[0], rtol=1e-5, atol=1e-6)
+        assert_close(ours_[0], alone[0], terms_of(model))
         np.testing.assert_array_equal(ours_, model(x, training=False))
     else:
         changed = np.abs(model(x, training=True)[0] - model(others, training=True)[0]).max()
@@ -91,7 +90,7 @@ def test_rows_that_are_absent_do_not_enter_batch_statistics():
     x[3:] = np.nan
     with present_rows(tf.constant([True, True, True, False, False])):
         padded = model(x, training=True)
-    np.testing.assert_allclose(padded[:3], model(x[:3], training=True), rtol=1e-5, atol=1e-5)
+    assert_close(padded[:3], model(x[:3], training=True), terms_of(model))
 
 
 def test_several_inputs():
@@ -111,12 +110,12 @@ def test_a_file_carries_the_examples_and_a_configuration_alone_gives_no_numbers(
     model, x = ours(draw(7, 6, 6, 2), statistics="batch"), draw(5, 6, 6, 2, seed=1)
     tfdp.export(model, tmp_path / "release.keras")
     loaded = keras.models.load_model(tmp_path / "release.keras")
-    np.testing.assert_allclose(loaded(x), model(x), rtol=1e-5, atol=1e-6)
+    assert_close(loaded(x), model(x), terms_of(model))
     empty = keras.Sequential.from_config(model.get_config())
     assert empty.layers[-1].statistics == "batch"
     assert np.all(np.isnan(empty.predict(x, verbose=0)))
     empty.set_weights(model.get_weights())
-    np.testing.assert_allclose(empty(x), model(x), rtol=1e-5, atol=1e-6)
+    assert_close(empty(x), model(x), terms_of(model))
     np.testing.assert_array_equal(empty.layers[-1].examples, draw(7, 6, 6, 2))
 
 

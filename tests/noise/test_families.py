@@ -7,6 +7,7 @@ import scipy.stats
 import tensorflow as tf
 
 from tests.noise.assertions import assert_unrelated
+from tests.rounding import OF_DISTRIBUTIONS
 from tfdp.accounting.numerics import noise_families as table
 from tfdp.noise import NoiseFamily, NoiseSource
 
@@ -67,9 +68,9 @@ def test_the_distribution_function_belongs_to_the_density(name):
     family = FAMILIES[name]
     x = np.concatenate([-np.logspace(2, -3, 40), [0.0], np.logspace(-3, 2, 40)])
     found = family.cumulative(tf.constant(x, tf.float64)).numpy()
-    np.testing.assert_allclose(found, by_density(family)(x), atol=2e-6)
+    np.testing.assert_allclose(found, by_density(family)(x), atol=OF_DISTRIBUTIONS)
     coarse = family.cumulative(tf.constant(x, tf.float32)).numpy()
-    np.testing.assert_allclose(coarse, found, atol=2e-6)
+    np.testing.assert_allclose(coarse, found, atol=OF_DISTRIBUTIONS)
 
 
 def test_tails_are_not_cut_where_single_precision_would_cut_them():

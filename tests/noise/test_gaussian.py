@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tests.helpers import take_gpu_paths
 from tests.noise.assertions import assert_normal, assert_unrelated
+from tests.rounding import FUNCTION, assert_close
 from tfdp.noise import NoiseSource
 from tfdp.noise.gaussian import from_words
 
@@ -78,7 +79,7 @@ def test_a_gpu_draws_the_same_numbers_at_once(monkeypatch, size):
     (in_pieces,) = source.gaussians(0, 1.0, [(size,)])
     take_gpu_paths(monkeypatch)
     (at_once,) = source.gaussians(0, 1.0, [(size,)])
-    np.testing.assert_allclose(at_once, in_pieces, rtol=1e-5, atol=1e-6)
+    assert_close(at_once, in_pieces, 4 * FUNCTION)
 
 
 def test_rare_numbers_have_the_tails_of_a_gaussian():

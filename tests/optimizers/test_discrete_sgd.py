@@ -12,6 +12,7 @@ from keras import layers
 
 import tfdp
 from tests.optimizers.step_suite import flat, gradients_of_rows
+from tests.rounding import FUNCTION, assert_close, rounding, terms_of
 from tfdp.gradients.bounds import EncodedBound
 from tfdp.gradients.encoding import Codebook, Encoder
 from tfdp.gradients.forward import Forward
@@ -69,8 +70,9 @@ def test_engines_sum_what_the_encoder_makes_of_each_example(engine, chunk):
     expected = bound.encoder.encode(tf.constant(rows)).numpy().sum(axis=0)
     found = summer(model, bound, engine, physical_batch_size=chunk)(x, y)
     # Rounding may move an entry to a neighbouring rank.
-    np.testing.assert_allclose(found, expected, atol=3e-4)
-    assert np.mean(np.abs(found - expected)) < 2e-5
+    ranks = 0.05 * np.diff(np.sort(bound.encoder.codebook.vectors()))
+    difference = np.abs(found - expected)
+    assert np.max(difference) < np.max(ranks) and np.mean(difference) < np.mean(ranks)
 
 
 def test_absent_rows_count_nothing_and_groups_are_encoded_by_their_mean():
@@ -79,11 +81,11 @@ def test_absent_rows_count_nothing_and_groups_are_encoded_by_their_mean():
     there = np.array([1, 0, 1, 1, 0, 0]) > 0
     total = summer(model, bound, "ghost")
     alone = total(x[there], y[there])
-    np.testing.assert_allclose(total(x, y, np.float32(there)), alone, atol=1e-6)
+    assert_close(total(x, y, np.float32(there)), alone, terms_of(model, 6))
     bound = encoded_bound(model, clip=2.0)  # which cuts little off the mean
     together = summer(model, bound, "ghost", microbatch_size=6)(x, y)
     mean = np.mean([flat(g) for g in gradients_of_rows(model, x, y)], axis=0)
-    np.testing.assert_allclose(together, bound.encoder.encode(mean[None])[0], atol=1e-5)
+    assert_close(together, bound.encoder.encode(mean[None])[0], terms_of(model, 6))
 
 
 def test_one_example_moves_the_sum_within_the_box_of_one_vector():
@@ -96,11 +98,11 @@ def test_one_example_moves_the_sum_within_the_box_of_one_vector():
         other = x.copy()
         other[2, 0] = extreme
         moved = total(other, y) - total(x, y, gone)
-        slack = 1e-6 * CLIP  # for the rounding of the float32 sum
+        slack = rounding(terms_of(model, 6), 6 * CLIP)
         assert np.any(np.all(np.sort(np.abs(moved)) <= boxes + slack, axis=1))
         distances.append(np.linalg.norm(moved))
     assert bound.relative_sensitivity() == 1.0
-    assert 0.5 * CLIP < max(distances) <= CLIP * (1 + 1e-5)
+    assert 0.5 * CLIP < max(distances) <= CLIP + 7 * slack
 
 
 # -- the optimizer -------------------------------------------------------------------------------
@@ -110,7 +112,7 @@ def test_without_encoding_gradients_are_clipped():
     model = private(discrete(0.0, encode=False))
     expected = weights(model) - 0.5 * clipped_sum(model, *data(8), CLIP) / 8
     fit(model, rows=8)
-    np.testing.assert_allclose(weights(model), expected, atol=1e-5)
+    assert_close(weights(model), expected, terms_of(model, 8))
 
 
 def test_noise_has_the_law_of_its_family_with_the_right_scale():
@@ -142,7 +144,12 @@ def test_denoising_scales_the_noisy_update_by_one_factor():
     assert 0 < ratio.mean() < 1
     sums = -moves[0] * 8 / 0.5
     law = scipy.stats.t(9, scale=2.0 * CLIP)
-    assert ratio.mean() == pytest.approx(scipy.stats.kstest(sums, law.cdf).statistic, rel=1e-3)
+    expected = scipy.stats.kstest(sums, law.cdf).statistic
+    # A small change of a large weight.
+    rounded = rounding(
+        len(sums) + 4 * FUNCTION, np.max(np.abs(before)) / np.median(np.abs(moves[0]))
+    )
+    assert ratio.mean() == pytest.approx(expected, rel=rounded)
 
 
 # -- the accounting ------------------------------------------------------------------------------
@@ -167,7 +174,7 @@ def test_a_codebook_of_ones_own_is_declared(private_codebook):
     encoding = optimizer.mechanism_fields(plain().trainable_variables)["encoding"]
     assert encoding.private_codebook == private_codebook
     largest = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).max()
-    assert encoding.largest_entry == pytest.approx(largest, rel=1e-6)
+    assert encoding.largest_entry == pytest.approx(largest)
     # Without a codebook, the worst point of the unit ball is declared.
     clipped = discrete(encode=False, clipping="per_layer").mechanism_fields(
         plain().trainable_variables

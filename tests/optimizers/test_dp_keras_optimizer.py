@@ -9,6 +9,7 @@ from helpers import LOSS, clipped_sum, data, fit, plain, private, sgd, weights
 import tfdp
 from tests.noise.assertions import assert_normal
 from tests.optimizers.step_suite import wide
+from tests.rounding import assert_close, terms_of
 from tfdp.optimizers import MECHANISMS, DPKerasOptimizer, make_dp_optimizer_class
 
 
@@ -17,7 +18,7 @@ def test_the_divisor_is_the_nominal_lot_however_many_were_drawn():
     x, y = data(8)
     expected = weights(model) - 0.5 * clipped_sum(model, x[:3], y[:3], 0.3) / 8
     fit(model, rows=8, sample_weight=np.array([1.0] * 3 + [0.0] * 5))
-    np.testing.assert_allclose(weights(model), expected, atol=1e-5)
+    assert_close(weights(model), expected, terms_of(model, 8))
 
 
 def test_microbatches_are_averaged_as_in_tensorflow_privacy():
@@ -26,7 +27,7 @@ def test_microbatches_are_averaged_as_in_tensorflow_privacy():
     # Nothing is clipped, so the mean of the group means is the plain mean.
     expected = weights(model) - 0.5 * clipped_sum(model, x, y, 100.0) / 8
     fit(model, rows=8)
-    np.testing.assert_allclose(weights(model), expected, atol=1e-5)
+    assert_close(weights(model), expected, terms_of(model, 8))
     assert model.privacy.current_run.contribution.microbatch_size == 4
     with pytest.raises(ValueError, match="divisor of the lot size 8"):
         sgd(num_microbatches=3).microbatch_size(8)
@@ -44,7 +45,12 @@ def test_weight_regularizers_come_after_the_noise_and_are_not_clipped():
     model = private(sgd(noise=0.0, clip=1e-6), model=keras.Sequential([keras.Input((4,)), layer]))
     kernel = layer.kernel.numpy()
     fit(model, rows=8)
-    np.testing.assert_allclose(layer.kernel.numpy(), kernel - 0.5 * 10.0 * kernel, atol=1e-5)
+    assert_close(
+        layer.kernel.numpy(),
+        kernel - 0.5 * 10.0 * kernel,
+        terms_of(model, 8),
+        10.0 * np.max(np.abs(kernel)),
+    )
 
 
 def test_without_clipping_and_noise_it_is_the_base_optimizer():
@@ -53,7 +59,7 @@ def test_without_clipping_and_noise_it_is_the_base_optimizer():
     reference.compile(keras.optimizers.Adam(), LOSS)
     for each in (model, reference):
         fit(each)
-    np.testing.assert_allclose(weights(model), weights(reference), atol=1e-5)
+    assert_close(weights(model), weights(reference), terms_of(model, 8, steps=3))
 
 
 def test_global_seeds_do_not_reach_the_noise_and_a_users_seed_does():

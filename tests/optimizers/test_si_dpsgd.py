@@ -18,6 +18,7 @@ from helpers import (
 
 from tests.noise.assertions import assert_normal, assert_unrelated
 from tests.optimizers.step_suite import flat, set_flat, wide
+from tests.rounding import assert_close, terms_of
 from tfdp.accounting import proven
 
 CLIP, L = 0.3, 8
@@ -47,8 +48,8 @@ def means(model):
 def test_without_noise_it_is_sgd_with_the_momentum_of_pytorch(nesterov):
     model = private(si_dpsgd(noise=0.0, clip=CLIP, momentum=0.9, nesterov=nesterov))
     fit(model, epochs=3, rows=L)
-    np.testing.assert_allclose(
-        weights(model), by_hand(plain(), [0.5] * 3, 0.9, nesterov), atol=1e-5
+    assert_close(
+        weights(model), by_hand(plain(), [0.5] * 3, 0.9, nesterov), terms_of(model, L, steps=3)
     )
 
 
@@ -57,8 +58,8 @@ def test_a_schedule_is_followed_to_the_last_step_and_accounted():
     model = private(si_dpsgd(noise=0.0, clip=CLIP, rate=schedule))
     fit(model, epochs=2, rows=L)
     fit(model, epochs=2, rows=L)
-    np.testing.assert_allclose(
-        weights(model), by_hand(plain(), [0.5, 0.25, 0.125, 0.0625]), atol=1e-5
+    assert_close(
+        weights(model), by_hand(plain(), [0.5, 0.25, 0.125, 0.0625]), terms_of(model, L, steps=4)
     )
     rates = [rate for run in model.privacy.ledger.runs for rate in run.schedule("learning_rates")]
     np.testing.assert_allclose(rates, [0.5, 0.25, 0.125, 0.0625])
@@ -82,7 +83,7 @@ def test_gradients_are_taken_at_the_noisy_weights():
         flat(means(model)) - 0.5 * clipped_sum(model, x, y, CLIP) / L
     )  # at theta, which the model holds
     model.train_on_batch(x, y)
-    np.testing.assert_allclose(flat(means(model)), expected, atol=1e-5)
+    assert_close(flat(means(model)), expected, terms_of(model, L, steps=2))
 
 
 def test_no_file_and_no_variable_holds_the_means(tmp_path):
@@ -119,7 +120,7 @@ def test_changed_weights_restart_the_means_in_a_new_entry(tmp_path):
         model.train_on_batch(*data(L))
         reference = plain()
         reference.set_weights(start)
-        np.testing.assert_allclose(weights(model), by_hand(reference, [0.5]), atol=1e-5)
+        assert_close(weights(model), by_hand(reference, [0.5]), terms_of(model, L))
         assert len(model.privacy.ledger.runs) == entries + 1
 
 

@@ -14,6 +14,7 @@ from scipy import stats
 from tests.replay.lots import Finding, check_lots
 from tests.replay.noise import check_noise, implied_noise
 from tests.replay.recorder import Recording, flat
+from tests.rounding import FUNCTION, close
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.lot import bounded_sum, choose_engine
 from tfdp.gradients.random_state import seed_states
@@ -82,7 +83,7 @@ def _updates(recording):
             return [Finding("weights", 0.0, "they are not those of the step before", number)]
     rule = _means_of_si_dpsgd if recording.steps[0].means else _keras_rule
     for number, (found, expected) in enumerate(rule(recording)):
-        if not np.allclose(found, expected, rtol=1e-6, atol=1e-6):
+        if not close(found, expected, 5 * FUNCTION):
             return [Finding("update", 0.0, "not what the rule makes of its input", number)]
     return [Finding("update", 1.0)]
 

@@ -12,6 +12,7 @@ from tests.faults import FAULTS
 from tests.replay.recorder import record
 from tests.replay.replaying import p_value, replay
 from tests.replay.trainings import BROKEN, LOSS, L, N, examples, network, optimizer, training
+from tests.rounding import assert_close, terms_of
 from tfdp.accounting import Strategy
 
 LIMIT = 1e-6
@@ -85,7 +86,7 @@ def test_recording_changes_nothing_that_is_trained():
         with record(model) if recording else contextlib.nullcontext():
             model.fit(lots, epochs=1, verbose=0)
         made.append(np.concatenate([w.ravel() for w in model.get_weights()]))
-    np.testing.assert_allclose(*made, atol=1e-6)
+    assert_close(*made, terms=terms_of(model, L, steps=len(lots)))
 
 
 def test_the_step_that_is_wrong_is_named():

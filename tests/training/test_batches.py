@@ -9,6 +9,7 @@ import tensorflow as tf
 from helpers import data, private, sgd, steps, weights
 
 import tfdp
+from tests.rounding import assert_close, terms_of
 from tests.training.small import linear, small
 from tests.training.test_feeding import CLIP, after_lots, batched
 from tfdp.accounting import BudgetExhausted
@@ -65,7 +66,7 @@ def test_batches_of_a_user_are_padded_and_accounted_without_amplification(kind):
     model, x = small(sgd(noise=0.0, clip=CLIP)), OF_A_USER[kind]()
     epochs = 1 if kind == "generator" else 2
     model.fit(x, epochs=epochs, shuffle=False, verbose=0)
-    np.testing.assert_allclose(weights(model), after_lots(batches() * 2, 8), atol=1e-5)
+    assert_close(weights(model), after_lots(batches() * 2, 8), terms_of(model, 8, steps=6))
     (run,) = model.privacy.ledger.runs
     assert (run.sampling.name, run.sampling.lot_size, run.steps) == ("unknown", 8, 6)
     assert getattr(x, "epochs", 2) == 2
@@ -75,7 +76,7 @@ def test_batches_in_a_graph_and_in_executions_of_several_steps():
     options = {"steps_per_execution": 2, "run_eagerly": False}
     model = small(sgd(noise=0.0, clip=CLIP), compiled=options)
     model.fit(Sequence(), epochs=2, shuffle=False, verbose=0)
-    np.testing.assert_allclose(weights(model), after_lots(batches() * 2, 8), atol=1e-5)
+    assert_close(weights(model), after_lots(batches() * 2, 8), terms_of(model, 8, steps=6))
     assert steps(model) == 6
 
 
@@ -157,4 +158,4 @@ def test_class_weights_are_those_of_keras(form):
         options = {"batch_size": 8, "shuffle": False, "verbose": 0}
         models[0].fit(x, forms[form], class_weight=weight, **options)
         models[1].fit(x, forms[form], sample_weight=factors, **options)
-    np.testing.assert_allclose(*map(weights, models), atol=1e-6)
+    assert_close(*map(weights, models), terms=terms_of(models[0], 8, steps=3))

@@ -13,6 +13,7 @@ from helpers import data, sgd, si_dpsgd, weights
 from keras import layers
 
 import tfdp
+from tests.rounding import assert_close, terms_of
 from tests.training.small import linear, small, train
 
 WITHOUT_TFDP = """
@@ -62,9 +63,7 @@ def test_a_release_loads_without_tfdp_and_holds_nothing_else(tmp_path, without_t
     x = data()[0]
     expected = model(x)
     without_tfdp()
-    np.testing.assert_allclose(
-        keras.models.load_model(tmp_path / "a.keras")(x), expected, atol=1e-6
-    )
+    assert_close(keras.models.load_model(tmp_path / "a.keras")(x), expected, terms_of(model))
 
 
 @pytest.mark.slow
@@ -74,7 +73,7 @@ def test_a_release_loads_in_a_process_without_tfdp(make, tmp_path):
     tfdp.export(model, tmp_path / "a.keras")
     np.save(tmp_path / "x.npy", x)
     subprocess.run([sys.executable, "-c", WITHOUT_TFDP], check=True, timeout=120, cwd=tmp_path)
-    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), model(x), atol=1e-6)
+    assert_close(np.load(tmp_path / "y.npy"), model(x), terms_of(model))
 
 
 @keras.saving.register_keras_serializable(package="test_release")

@@ -8,6 +8,7 @@ import tensorflow as tf
 from helpers import LOSS, clipped_sum, data, sgd, steps, weights
 
 import tfdp
+from tests.rounding import assert_close, terms_of
 from tests.training.small import linear, small
 from tfdp.data import SAMPLINGS, Lots, make_lots
 from tfdp.training.feeding import plan_of
@@ -128,7 +129,7 @@ def test_groups_take_turns_through_epochs_and_fits():
     model.fit(lots, epochs=2, steps_per_epoch=2, verbose=0)
     model.fit(lots, steps_per_epoch=3, verbose=0)
     turns = [(x[turn::3], y[turn::3]) for turn in (0, 1, 2, 0, 1, 2, 0)]
-    np.testing.assert_allclose(weights(model), after_lots(turns, 8), atol=1e-5)
+    assert_close(weights(model), after_lots(turns, 8), terms_of(model, 8, steps=7))
     (run,) = model.privacy.ledger.runs
     assert (run.sampling.groups, run.steps, run.sampling.participations(run.steps)) == (3, 7, 3)
     assert run.sampling.probability == 1.0
@@ -150,7 +151,7 @@ def test_an_epoch_in_fixed_order_has_all_examples_and_ends_with_a_partial_lot():
     model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
     lots = [(x[first : first + 8], y[first : first + 8]) for first in (0, 8, 16)] * 2
     # The divisor stays the public lot size in the lot of four examples.
-    np.testing.assert_allclose(weights(model), after_lots(lots, 8), atol=1e-5)
+    assert_close(weights(model), after_lots(lots, 8), terms_of(model, 8, steps=6))
     (run,) = model.privacy.ledger.runs
     assert (run.sampling.num_examples, run.sampling.lot_size) == (24, 8)
     assert run.steps == 6  # four absent examples
@@ -271,7 +272,7 @@ def test_numbers_are_in_the_precision_of_keras():
         model.train_on_batch(x, column, sample_weight=np.ones(8, kind))
         results.append(weights(model))
     for found in results[1:]:
-        np.testing.assert_allclose(found, results[0], atol=1e-6)
+        assert_close(found, results[0], terms_of(model, 8))
     kept = make_lots("cyclic", y, y, lot_size=8).as_dataset().element_spec
     assert {kept[0].dtype, kept[1].dtype} == {tf.as_dtype(y.dtype)}  # integers stay
 
@@ -285,7 +286,7 @@ def test_frames_of_pandas_are_arrays():
         model = small(sgd(noise=0.0))
         model.fit(inputs, targets, batch_size=4, shuffle=False, validation_split=0.5, verbose=0)
         results.append(weights(model))
-    np.testing.assert_allclose(*results, atol=1e-6)
+    assert_close(*results, terms=terms_of(model, 4))
 
 
 class WithLoss(keras.layers.Layer):
@@ -323,7 +324,7 @@ def test_a_model_with_a_loss_of_its_own_needs_no_targets(train):
     train(model, x)
     assert steps(model) == 2 and np.any(weights(model) != weights(by_lots))
     by_lots.fit(make_lots("cyclic", x, lot_size=4), verbose=0)
-    np.testing.assert_allclose(weights(model), weights(by_lots), atol=1e-6)
+    assert_close(weights(model), weights(by_lots), terms_of(model, 4, steps=2, length=4))
 
 
 class Sum(keras.layers.Dense):
@@ -344,4 +345,4 @@ def test_optional_inputs_may_be_absent():
         model.layers[-1].set_weights([np.eye(4, 3), np.zeros(3)])
         model.fit(inputs, y, batch_size=8, shuffle=False, verbose=0)
         results.append(weights(model))
-    np.testing.assert_allclose(*results, atol=1e-6)
+    assert_close(*results, terms=terms_of(model, 8))

@@ -8,6 +8,7 @@ from keras import layers
 
 import tfdp
 from tests.gradients.reference import assert_equal_sums, loop_bounded_sum, run_engine
+from tests.rounding import assert_close, terms_of
 from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.gradients.engines import ghost
 from tfdp.gradients.forward import Forward
@@ -40,13 +41,13 @@ def trained_paths(model):
     return {v.path for v in model.trainable_variables}
 
 
-def equals_a_loop(model, x, y, tolerance=3e-5):
+def equals_a_loop(model, x, y):
     """Whether the ghost engine has the clipped sums of a loop over the rows."""
     model.compile(loss=LOSS(from_logits=True))
     x = tf.nest.map_structure(tf.constant, x)
     arguments = (Forward(model), GlobalL2Clip(0.1), x, tf.constant(y), tf.ones([len(y)]))
     ours = run_engine(ghost.bounded_sum, *arguments)
-    assert_equal_sums(ours, loop_bounded_sum(*arguments, tf.constant(0)), tolerance)
+    assert_equal_sums(ours, loop_bounded_sum(*arguments, tf.constant(0)), terms_of(model, len(y)))
 
 
 # -- keras.applications ----------------------------------------------------------------------------
@@ -75,7 +76,7 @@ def test_a_new_head_on_a_frozen_backbone():
         arguments = (Forward(network), GlobalL2Clip(0.1), data, y, tf.ones([ROWS]))
         sums.append(run_engine(ghost.bounded_sum, *arguments))
     for ours, expected in zip(sums[0].sums, sums[1].sums, strict=True):
-        np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-6)
+        assert_close(ours, expected, terms_of(model, ROWS))
     assert trained(model, x, y) == trained_paths(model) == {v.path for v in head.variables}
 
 
@@ -143,7 +144,7 @@ def test_other_backbones_of_keras_hub_equal_a_loop(name):
             x.append(np.ones((3, 6), np.int32) if known else generator.integers(0, 30, (3, 6)))
     outputs = keras.tree.flatten(base.output)[-1]
     model = keras.Model(base.inputs, layers.Dense(CLASSES)(outputs[:, 0]))
-    equals_a_loop(model, x if len(x) > 1 else x[0], labels(3), 1e-4)
+    equals_a_loop(model, x if len(x) > 1 else x[0], labels(3))
 
 
 # -- models that prepare their samples -------------------------------------------------------------

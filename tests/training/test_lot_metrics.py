@@ -8,6 +8,7 @@ from helpers import LOSS, data, sgd, steps
 from keras import layers
 
 import tfdp
+from tests.rounding import FUNCTION, assert_close, terms_of
 from tests.training.small import small, train
 from tfdp.data import make_lots
 from tfdp.layers import PublicBatchNormalization, PublicExamples
@@ -146,7 +147,7 @@ def trained(cls, options, lots, engine="auto", **compiled):
 def equal(ours, theirs):
     assert set(ours) == set(theirs)
     for name, values in theirs.items():
-        np.testing.assert_allclose(ours[name], values, rtol=1e-5, err_msg=name)
+        assert_close(ours[name], values, len(numbers()[0]) * 6 + 4 * FUNCTION, message=name)
 
 
 WAYS = [
@@ -220,11 +221,11 @@ def test_what_metrics_have_seen_does_not_reach_the_gradients():
         tfdp.make_private(model, engine="loop")
         model.compile(sgd(noise=0.0, clip=1e6, rate=0.1), "mse", run_eagerly=True)
         model.fit(lots, verbose=0)
-        assert float(model.sums.result()) == pytest.approx(float(sums.sum() + y.sum()), rel=1e-4)
+        assert_close(float(model.sums.result()), float(sums.sum() + y.sum()), 2 * x.size, each=True)
         return model.get_weights()
 
     for a, b in zip(weights_after(1.0), weights_after(9.0), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+        assert_close(a, b, 2 * (len(x) + 4 * (3 + 2)))
 
 
 def two_outputs():
@@ -257,7 +258,7 @@ def test_losses_of_outputs_are_in_the_logs():
     assert {"a_loss", "b_loss"} <= set(history)
     equal(history, theirs)
     for u, v in zip(ours.get_weights(), plain.get_weights(), strict=True):
-        np.testing.assert_allclose(u, v, rtol=1e-4, atol=1e-6)
+        assert_close(u, v, terms_of(ours, 12))
 
 
 class OwnMetrics(keras.Model):

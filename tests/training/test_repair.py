@@ -7,6 +7,7 @@ from helpers import sgd
 from keras import layers
 
 import tfdp
+from tests.rounding import FUNCTION, assert_close, terms_of
 from tfdp.layers import PublicBatchNormalization, PublicExamples
 from tfdp.training.checks import refuse_mixing_layers
 
@@ -86,7 +87,7 @@ def test_replaces_every_batch_normalization(make, public, tmp_path):
     tfdp.export(fixed, tmp_path / "release.keras")
     x = draw(3, 4, 2)
     again = keras.models.load_model(tmp_path / "release.keras")
-    np.testing.assert_allclose(again(x), fixed(x), rtol=1e-5, atol=1e-6)
+    assert_close(again(x), fixed(x), terms_of(fixed))
 
 
 def test_settings_of_the_layers_stay():
@@ -113,7 +114,7 @@ def test_graphs_with_operators(operator):
     model = with_random_weights(keras.Model(inputs, OPERATORS[operator](hidden, inputs)))
     fixed, x = tfdp.fix(model), draw(3, 4)
     expected = OPERATORS[operator](fixed.layers[2](fixed.layers[1](x)), x)
-    np.testing.assert_allclose(fixed(x), expected, rtol=1e-5, atol=1e-6)
+    assert_close(fixed(x), expected, terms_of(fixed))
     equal(fixed.trainable_variables, model.trainable_variables)
 
 
@@ -164,7 +165,7 @@ def test_what_a_normalization_was_adapted_to_stays():
     fixed = tfdp.fix(keras.Sequential([keras.Input((4,)), adapted, layers.BatchNormalization()]))
     x = draw(2, 4)
     assert fixed.layers[0] is not adapted
-    np.testing.assert_allclose(fixed.layers[0](x), adapted(x), rtol=1e-6)
+    assert_close(fixed.layers[0](x), adapted(x), 2 + FUNCTION)
 
 
 class Block(layers.Layer):

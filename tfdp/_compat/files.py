@@ -1,6 +1,6 @@
 """Texts beside the arrays in Keras' files of weights.
 
-This module relies on the layout of these files, as seen in Keras 3.12.4 and 3.15.1. A `.keras` file is
+This module relies on the layout of these files, as seen in Keras 3.13.0 and 3.15.1. A `.keras` file is
 a ZIP archive whose member `model.weights.h5` holds the weights. A `.weights.h5` file is that member by
 itself; shards are several of them. Each object has a group "vars" of its own, in which an array has
 the name that the object's `save_own_variables` gave it. Keras counts the arrays in a group when it

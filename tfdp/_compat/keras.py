@@ -1,6 +1,6 @@
 """Non-public names that tfdp borrows from Keras, each wrapped in one function or name of its own.
 
-The borrowed names were seen in both Keras 3.12.4 and 3.15.1. None has a default value, which would hide
+The borrowed names were seen in both Keras 3.13.0 and 3.15.1. None has a default value, which would hide
 a change. `tests/_compat/test_overrides.py` lists the methods that tfdp overrides or replaces.
 """
 

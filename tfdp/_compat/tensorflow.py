@@ -1,6 +1,6 @@
 """Non-public names that tfdp borrows from TensorFlow, each wrapped in one function.
 
-All borrowed names were seen in TensorFlow 2.18.1 and 2.21.0. The rules of `tf.vectorized_map` are in
+All borrowed names were seen in TensorFlow 2.20.0 and 2.21.0. The rules of `tf.vectorized_map` are in
 `pfor_random` and `pfor_repairs`.
 """
 

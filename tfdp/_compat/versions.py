@@ -11,7 +11,7 @@ import warnings
 
 # For each package: the first tested version, and the first version after the tested ones. setup.cfg has
 # the same bounds. BUILD_NOTES.md ("Pins") gives their reasons.
-TESTED = {"keras": ((3, 12), (3, 16)), "tensorflow": ((2, 18), (2, 22))}
+TESTED = {"keras": ((3, 13), (3, 16)), "tensorflow": ((2, 20), (2, 22))}
 _INSTALL = "Install tested versions: pip install " + " ".join(
     f"'{package}>={first[0]}.{first[1]},<{beyond[0]}.{beyond[1]}'"
     for package, (first, beyond) in TESTED.items()

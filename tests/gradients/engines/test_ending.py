@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.rounding import FUNCTION, assert_close
 from tfdp.gradients.bounds import GlobalL2Clip, PerLayerL2Clip
 from tfdp.gradients.engines.ending import bounded
 from tfdp.gradients.factors import Instantiated, Lookups, OuterProducts
@@ -73,9 +74,9 @@ def test_a_row_whose_squares_overflow_counts_as_not_finite(bound, jit_compile):
     assert int(non_finite) == 1
     assert clipped[3] == 0.0
     # XLA sums the other rows in another order.
-    np.testing.assert_allclose(norms, without[1], rtol=1e-6)
+    assert_close(norms, without[1], 30 + 20 + FUNCTION, each=True)
     for a, b in zip(sums, without[0], strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+        assert_close(a, b, ROWS + 30 + 20 + 2 * FUNCTION)
 
 
 @pytest.mark.parametrize("microbatch_size", [2, 4])
@@ -93,8 +94,8 @@ def test_a_bad_index_removes_its_row_from_its_microbatch(microbatch_size):
     bad[3, 1] = -1
     found, without = end(bad, ones()), end(indices, ones(3))
     assert (int(found.non_finite), int(without.non_finite)) == (1, 0)
-    np.testing.assert_allclose(found.norms, without.norms, rtol=1e-6)
-    np.testing.assert_allclose(found.sums[0], without.sums[0], rtol=1e-6)
+    assert_close(found.norms, without.norms, 2 * 3 + FUNCTION)
+    assert_close(found.sums[0], without.sums[0], ROWS + 2 * 3 + 2 * FUNCTION)
     assert np.all(np.isfinite(found.sums[0]))
 
 
@@ -104,10 +105,10 @@ def test_a_microbatch_whose_squares_overflow_counts_zero():
     parts = [Instantiated(tf.constant(large[:, :5])), None, None]
     rest = dict(losses=None, output_losses=None, outputs=0, state=[])
     found = bounded(parts, VARIABLES[2:] + VARIABLES[:2], BOUNDS[0], tf.ones(ROWS), 2, **rest)
-    np.testing.assert_allclose(found.norms, [np.sqrt(5), 0, np.sqrt(5), np.sqrt(5)], rtol=1e-6)
+    assert_close(found.norms, [np.sqrt(5), 0, np.sqrt(5), np.sqrt(5)], 5 + FUNCTION)
     assert int(found.non_finite) == 2
     np.testing.assert_array_equal(found.present, [True, False, True, True])
-    np.testing.assert_allclose(found.sums[0], 3 / np.sqrt(5) * np.ones(5), rtol=1e-5)
+    assert_close(found.sums[0], 3 / np.sqrt(5) * np.ones(5), ROWS + 5 + 2 * FUNCTION)
 
 
 def test_absent_rows_count_zero_whatever_their_gradients_are():
@@ -116,7 +117,7 @@ def test_absent_rows_count_zero_whatever_their_gradients_are():
     factors = tf.nest.flatten(gradients()[0])
     left, right = (np.delete(np.array(f)[:, 0], [2, 3], axis=0) for f in factors)
     scale = 1 / np.array(norms)[np.delete(np.arange(ROWS), [2, 3])]
-    np.testing.assert_allclose(sums[0], (left * scale[:, None]).T @ right, rtol=1e-4, atol=1e-5)
+    assert_close(sums[0], (left * scale[:, None]).T @ right, ROWS + 30 + 20 + 2 * FUNCTION)
     assert not np.any(np.array(norms)[[2, 3]])
     assert not np.any(np.array(clipped)[[2, 3]])
     assert np.array(present).sum() == ROWS - 2

@@ -7,6 +7,7 @@ import tensorflow as tf
 from keras import layers
 
 from tests.gradients.checking import normal
+from tests.rounding import assert_close, terms_of
 from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.gradients.engines import exact, ghost
 from tfdp.gradients.forward import Forward
@@ -117,8 +118,8 @@ def test_a_model_of_every_kind_equals_a_loop_over_batches_of_one():
     expected, norms = clipped(gradients, clip)
     for engine in (exact, ghost):
         got = run(model, x, y, weight, clip, engine=engine)
-        np.testing.assert_allclose(got["sum"], expected, atol=1e-5 * max(1.0, clip))
-        np.testing.assert_allclose(got["norms"], norms, rtol=1e-4)
+        assert_close(got["sum"], expected, terms_of(model, len(weight)))
+        assert_close(got["norms"], norms, terms_of(model), each=True)
         np.testing.assert_array_equal(got["clipped"], norms > clip)
 
 
@@ -128,14 +129,17 @@ def test_all_or_no_examples_are_clipped(engine, clip):
     expected, norms = reference(model, x, y, np.ones(5), clip)
     assert np.all(norms > clip) or np.all(norms < clip)
     got = run(model, x, y, np.ones(5), clip, engine=engine)
-    np.testing.assert_allclose(got["sum"], expected, rtol=1e-4, atol=1e-5 * clip)
+    assert_close(got["sum"], expected, terms_of(model, 5))
+
+
+XLA_ROOM = 2**9  # 2^-15 in units of 2^-24, see `lot._with_room_for_rounding`
 
 
 def test_xla_gives_the_same():
     model, x, y = of_rows()
     plain, compiled = (run(model, x, y, np.ones(5), jit_compile=jit) for jit in (False, True))
-    # With XLA, sums leave 3e-5 of themselves as room for rounding.
-    np.testing.assert_allclose(plain["sum"], compiled["sum"], rtol=5e-5, atol=2e-5)
+    # With XLA, sums leave 2^-15 of themselves as room for rounding.
+    assert_close(plain["sum"], compiled["sum"], terms_of(model, 5) + XLA_ROOM)
 
 
 @ENGINES
@@ -149,7 +153,7 @@ def test_bad_and_absent_rows_count_exactly_zero(engine):
     got = run(model, x, y, weight, engine=engine)
     assert int(got["non_finite"]) == 3
     assert np.isfinite(got["norms"]).all()
-    np.testing.assert_allclose(got["sum"], good, atol=2e-6)
+    assert_close(got["sum"], good, terms_of(model, 8))
     empty = run(model, x, y, np.zeros(8), engine=engine)
     assert not np.any(empty["sum"]) and not np.any(empty["present"])
     assert int(empty["non_finite"]) == 0
@@ -162,7 +166,7 @@ def test_microbatches_bound_the_mean_of_a_group(engine):
     for group in (slice(0, 3), slice(3, 6)):
         mean = reference(model, x[group], y[group], np.ones(3), 1e9)[0] / 3
         total = total + mean * min(1.0, clip / np.linalg.norm(mean))
-    np.testing.assert_allclose(got["sum"], total, atol=1e-5)
+    assert_close(got["sum"], total, terms_of(model, 6))
     assert got["norms"].shape == (2,)
 
 
@@ -173,7 +177,7 @@ def test_physical_batches_give_the_whole():
     whole = run(model, x, y, weight)
     parts = run(model, x, y, weight, physical_batch_size=3)
     for field in ("sum", "outputs", "losses"):
-        np.testing.assert_allclose(whole[field], parts[field], rtol=1e-5, atol=1e-6)
+        assert_close(whole[field], parts[field], terms_of(model, 7))
     assert int(parts["non_finite"]) == 1
 
 
@@ -198,5 +202,6 @@ def test_dropout_masks_differ_between_examples_and_lots():
 @ENGINES
 def test_norm_and_sum_come_from_one_dropout_mask(engine):
     x, y = np.ones((1, 40), np.float32), np.zeros(1, int)
-    got = run(dropout(), x, y, np.ones(1), clip=1e9, engine=engine)
-    np.testing.assert_allclose(np.linalg.norm(got["sum"]), got["norms"][0], rtol=1e-5)
+    model = dropout()
+    got = run(model, x, y, np.ones(1), clip=1e9, engine=engine)
+    assert_close(np.linalg.norm(got["sum"]), got["norms"][0], terms_of(model))

@@ -15,7 +15,6 @@ def test_layer_normalization():
         layers.LayerNormalization(axis=1),
         layers.RMSNormalization(),
         engines=["ghost"],
-        tolerance=3e-5,
     )
 
 
@@ -27,7 +26,6 @@ def test_group_normalization():
         layers.GroupNormalization(-1),
         layers.GroupNormalization(2, axis=1),
         engines=["ghost"],
-        tolerance=3e-5,
     )
 
 

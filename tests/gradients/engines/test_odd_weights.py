@@ -9,6 +9,7 @@ from keras import layers, ops
 import tfdp
 from tests.gradients.checking import normal
 from tests.helpers import sgd
+from tests.rounding import assert_close, terms_of
 
 METHODS = ("vectorized", "loop")
 
@@ -43,10 +44,13 @@ def check(model, x, y, penalties=0.0):
     for method in METHODS:
         found = tfdp.per_example_gradients(model, x, y, method=method)
         for ours, keras_own in zip(found, expected, strict=True):
-            np.testing.assert_allclose(ours, keras_own, rtol=1e-4, atol=1e-5)
+            assert_close(ours, keras_own, terms_of(model))
     added = [penalties * len(x) * p for p in expected_penalties(model)]
+    # The sum is a change of the weights, which are rounded.
+    weight = len(x) * max(np.max(np.abs(v)) for v in model.get_weights())
     for ours, rows, penalty in zip(private_sum(model, x, y), expected, added, strict=True):
-        np.testing.assert_allclose(ours, rows.sum(0) + penalty, rtol=1e-3, atol=1e-4)
+        total = rows.sum(0) + penalty
+        assert_close(ours, total, terms_of(model, len(x)), weight + np.max(np.abs(total)))
 
 
 def expected_penalties(model):
@@ -137,7 +141,7 @@ def test_a_loss_that_reads_a_penalized_weight():
     for method in METHODS:
         found = tfdp.per_example_gradients(model, normal(5, 6), np.arange(5) % 3, method=method)
         for ours, rows, p in zip(found, expected, expected_penalties(model), strict=True):
-            np.testing.assert_allclose(ours, rows - p, rtol=1e-4, atol=1e-5)
+            assert_close(ours, rows - p, terms_of(model, length=6))
 
 
 @keras.saving.register_keras_serializable("odd")
@@ -189,7 +193,7 @@ def test_recurrent_kernels_that_are_computed(kind):
     expected = gradients_of_keras(model, normal(5, 4, 2), normal(5, 3))
     found = tfdp.per_example_gradients(model, normal(5, 4, 2), normal(5, 3))
     for ours, rows in zip(found, expected, strict=True):
-        np.testing.assert_allclose(ours, rows, rtol=1e-4, atol=1e-5)
+        assert_close(ours, rows, terms_of(model))
 
 
 @pytest.mark.parametrize("kind", [layers.LSTM, layers.GRU])

@@ -55,7 +55,7 @@ def test_normalizations_over_any_axes():
     branches = [([layers.LayerNormalization(axis=axis)], shape) for shape, axis in axes]
     branches += [([layers.GroupNormalization(n)], (5, 4, 4)) for n in (1, 2, -1)]
     branches.append(([layers.RMSNormalization()], (4, 5)))
-    check_model(side_by_side(branches), rows=4, tolerance=1e-4)
+    check_model(side_by_side(branches), rows=4)
 
 
 class SequenceBias(layers.Layer):
@@ -93,7 +93,7 @@ def test_attention_with_a_key_a_mask_and_another_length():
     found = attention(query, value, key=key, attention_mask=mask > 0)
     plain = layers.MultiHeadAttention(1, 2, use_bias=False)(query, value)
     outputs = layers.Dense(1)(layers.Concatenate()([found, plain]))
-    check_model(keras.Model([query, value, key, mask], outputs), rows=4, tolerance=1e-4)
+    check_model(keras.Model([query, value, key, mask], outputs), rows=4)
 
 
 def test_bags_of_embeddings():

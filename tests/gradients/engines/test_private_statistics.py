@@ -9,6 +9,7 @@ from keras import layers
 import tfdp
 from tests.gradients.checking import check_engines, check_traced, normal, summing
 from tests.helpers import LOSS
+from tests.rounding import assert_close, rounding, terms_of
 from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.gradients.engines import exact, ghost
 from tfdp.gradients.forward import Forward
@@ -55,12 +56,12 @@ def twice():
 
 
 def test_a_layer_that_is_used_twice_equals_a_loop():
-    check_engines(twice(), rows=4, weight=[1.0, 0.5, 2.0, 1.0], tolerance=5e-5)
+    check_engines(twice(), rows=4, weight=[1.0, 0.5, 2.0, 1.0])
 
 
 @pytest.mark.slow
 def test_under_xla_and_in_microbatches():
-    check_traced(row_by_row(), rows=4, jit_compile=True, microbatch_size=2, tolerance=5e-5)
+    check_traced(row_by_row(), rows=4, jit_compile=True, microbatch_size=2)
 
 
 def compiled(make):
@@ -115,9 +116,9 @@ def test_sums_are_those_of_the_formulas(engine):
     norms = np.linalg.norm(expected, axis=1)
     clip = float(np.median(norms))
     found, lot = run(engine, forward, clip, x, y, np.ones(5))
-    np.testing.assert_allclose(lot.norms, norms, rtol=1e-4)
+    assert_close(lot.norms, norms, terms_of(model), each=True)
     total = (expected * np.minimum(1.0, clip / norms)[:, None]).sum(0)
-    np.testing.assert_allclose(found, total, rtol=1e-4, atol=1e-4 * np.abs(total).max())
+    assert_close(found, total, terms_of(model, 5))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,7 @@ def test_an_example_moves_the_sum_by_the_clip_norm_at_most(make, engine):
         x[2] *= scale
         rows = tf.constant(x), y
         with_it, without = sums(*rows, present)[0], sums(*rows, present - tf.one_hot(2, 5))[0]
-        assert 0.09 < np.linalg.norm(with_it - without) <= 0.1 * (1 + 1e-4)
+        assert 0.09 < np.linalg.norm(with_it - without) <= 0.1 * (1 + rounding(terms_of(model, 5)))
 
 
 def test_absent_rows_do_not_move_the_statistics():
@@ -143,7 +144,7 @@ def test_absent_rows_do_not_move_the_statistics():
     x[1:] = np.nan
     found, _ = run(ghost, forward, 10.0, x, np.arange(3), [1.0, 0.0, 0.0])
     expected = gradients_by_definition(model, x[:1], np.array([0]))[0]
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert_close(found, expected, terms_of(model))
 
 
 def test_training_moves_statistics_unless_they_are_frozen():

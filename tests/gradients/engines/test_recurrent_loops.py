@@ -50,7 +50,7 @@ class UsedTwice(layers.Layer):
 
 def test_weights_of_loops_that_are_used_elsewhere():
     model = keras.Sequential([keras.Input((4, 3)), UsedTwice(layers.SimpleRNN(2))])
-    check_engines(model, tolerance=1e-4)
+    check_engines(model)
 
 
 @pytest.mark.slow
