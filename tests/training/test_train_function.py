@@ -1,6 +1,7 @@
 """The train function: eager, in a graph, several steps in an execution, over replicas."""
 
 import gc
+import os
 import subprocess
 import sys
 
@@ -145,6 +146,7 @@ REPLICAS = """
 import contextlib
 import sys
 import keras, numpy as np, tensorflow as tf
+from tests.rounding import assert_close
 
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
@@ -185,5 +187,8 @@ sys.exit("adaptive clipping trained on several replicas")
 
 def test_two_replicas_take_the_steps_of_one():
     """In a process of its own, since TensorFlow divides the CPU before it starts only."""
-    done = subprocess.run([sys.executable, "-c", REPLICAS], capture_output=True, text=True)
+    path = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", REPLICAS], capture_output=True, text=True, env=path
+    )
     assert done.returncode == 0, done.stderr[-2000:]
