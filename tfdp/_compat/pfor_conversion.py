@@ -16,6 +16,7 @@ with borrowing("the rules of tf.vectorized_map"):
     wrap = pfor.wrap
     transposed = pfor._transpose_first_two_dims
     _SHAPE_IN_LISTS = pfor._stack_tensor_list_shape
+    _LOOP = pfor.WhileV2
     _MERGED, _APART = pfor._flatten_first_two_dims, pfor._unflatten_first_dim
 
 
@@ -116,6 +117,20 @@ def _can_loop(operation):
         # Results of another shape for each row cannot be stacked.
         or not all(output.shape.is_fully_defined() for output in operation.outputs)
     )
+
+
+class Loop(_LOOP):
+    """The conversion of a loop, without lists where rows take different numbers of steps.
+
+    TensorFlow forgets elements of a list there, and its gradient fails for a row that takes none.
+    """
+
+    def _process_cond_stacked(self, conditions, indices, inputs, *others):
+        if any(tensor.dtype == tf.variant for tensor in inputs):
+            raise ValueError(
+                "a list or a gradient in a loop whose number of steps depends on the row"
+            )
+        return super()._process_cond_stacked(conditions, indices, inputs, *others)
 
 
 @contextlib.contextmanager

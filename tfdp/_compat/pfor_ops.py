@@ -8,7 +8,7 @@ import functools
 
 import tensorflow as tf
 
-from tfdp._compat.pfor_conversion import apart, created, merged, transposed, wrap
+from tfdp._compat.pfor_conversion import Loop, apart, created, merged, transposed, wrap
 from tfdp._compat.pfor_indices import all_of_row, poisoned
 
 # For each operation the inputs with a batch axis. All other inputs are the same for all examples.
@@ -146,6 +146,8 @@ def add_rules(rules: dict) -> None:
         rules[name] = padded
     for name in ("TensorListGather", "TensorListGetItem"):
         rules[name] = partial(from_lists, rules[name])
+    for name in ("While", "StatelessWhile"):
+        rules[name] = lambda pfor_input: Loop(pfor_input)()
     for name in ("Case", "StatelessCase"):
         rules[name] = partial(chosen, rules[name])
     rules["PrintV2"] = printed
