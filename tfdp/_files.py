@@ -82,7 +82,9 @@ def secret_folder(path: str | os.PathLike) -> str:
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
     mode = stat.S_IMODE(os.stat(path).st_mode)
-    if not os.path.isdir(path) or mode & 0o077:
+    if not os.path.isdir(path):
+        raise ValueError(f"{path} is a file. Name a folder, which may be new.")
+    if mode & 0o077:
         raise ValueError(
             f"Expected a folder for secrets that only its owner may enter (mode 0700). Found mode "
             f"{mode:04o}: {path}. See what others may have read or put there, then: chmod 700 {path}"

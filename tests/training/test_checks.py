@@ -1,5 +1,7 @@
 """Layers that mix examples are refused by name at any depth, and the message has the remedy."""
 
+from functools import partial
+
 import keras
 import numpy as np
 import pytest
@@ -272,6 +274,23 @@ def test_unfreezing_is_noticed_by_the_next_training_and_the_next_trace():
             train()
     private.get_layer("base").trainable = False
     private.train_on_batch(X, Y)
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(3)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+@pytest.mark.parametrize("make", [Subclassed, lambda: keras.Sequential([layers.Dense(3)])])
+def test_labels_that_are_no_class_are_refused_by_models_that_are_not_built(make):
+    private = small(model=make())
+    for train in (private.train_on_batch, partial(private.fit, verbose=0)):
+        with pytest.raises(ValueError, match="from 0 to 2"):
+            train(X, np.where(Y == 2, 3, Y))
 
 
 def test_labels_of_an_ignored_class_are_no_error():

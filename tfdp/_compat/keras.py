@@ -162,12 +162,12 @@ def forget_losses(model) -> None:
 # -- models ------------------------------------------------------------------------------------------
 
 
-def build_symbolically(model, inputs) -> None:
-    """Makes the weights of a model by calling it on `keras.KerasTensor`s (`compute_output_spec`).
+def build_symbolically(model, inputs):
+    """Calls a model on `keras.KerasTensor`s, which makes its weights; returns such outputs.
 
-    This is what `Trainer._symbolic_build` does.
+    This is what `Trainer._symbolic_build` does (`compute_output_spec`).
     """
-    _compute_output_spec(model, inputs, training=False)
+    return _compute_output_spec(model, inputs, training=False)
 
 
 def is_graph_of_layers(model) -> bool:

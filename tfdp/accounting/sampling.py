@@ -190,10 +190,9 @@ class Poisson(_CoinFlips):
             raise ValueError(
                 "Expected a sampling probability that was fixed without looking at the data, for "
                 "adjacency add_or_remove_one: with lot_size over the number of examples, one "
-                "record more or less changes how all others are sampled. Received nominal=False. "
-                "Fix a nominal number of examples N0 without looking at the data, draw lots with "
-                "probability lot_size/N0 (nominal_examples=N0 of make_lots and of train.py), and "
-                "describe the run with num_examples=N0, nominal=True; or pass adjacency='zero_out'."
+                "record more or less changes how all others are sampled. Pass adjacency='zero_out', or "
+                "fix a nominal number of examples N0 without looking at the data: nominal_examples=N0 "
+                "of make_lots and of train.py, num_examples=N0 and nominal=True of describe."
             )
 
     def assumptions(self) -> tuple[str, ...]:

@@ -147,8 +147,7 @@ class Statement:
     ) -> "Statement":
         """Makes the statement of runs whose guarantees the caller has computed already."""
         return cls(
-            executed=wording.counted(wording.executed(run) for run in runs)
-            or ("Nothing was executed.",),
+            executed=wording.counted(wording.executed(run) for run in runs) or ("Nothing yet.",),
             released=f"{proven.released}."
             + (" The guarantee is for all of this together." if runs and not proven.reason else ""),
             neighbours=f"{proven.neighbours} ({proven.adjacency}).",

@@ -7,7 +7,7 @@ shapes and dtypes of the data are used, and these are public.
 import keras
 import tensorflow as tf
 
-from tfdp._compat.keras import build_symbolically, layers_of
+from tfdp._compat.keras import build_symbolically, is_graph_of_layers, layers_of
 
 
 def build_for(model, x) -> None:
@@ -25,6 +25,19 @@ def build_for(model, x) -> None:
     if isinstance(x, tf.data.Dataset):
         x, _, _ = keras.utils.unpack_x_y_sample_weight(x.element_spec)
     build_symbolically(model, keras.tree.map_structure(_symbolic, x))
+
+
+def outputs_for(model, x) -> list:
+    """The model's outputs, as tensors or symbolic ones; it is built if it was not.
+
+    Args:
+        model: a compiled Keras model.
+        x: structure of arrays or tensors, with a leading dimension of rows.
+    """
+    if model.built and is_graph_of_layers(model):
+        return model.outputs
+    rows = keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[:1], x)
+    return keras.tree.flatten(build_symbolically(model, keras.tree.map_structure(_symbolic, rows)))
 
 
 def _symbolic(leaf):

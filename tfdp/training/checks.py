@@ -14,6 +14,7 @@ from tfdp._compat.keras import (
 from tfdp.data import check_labels
 from tfdp.layers import PublicBatchNormalization, PublicExamples
 from tfdp.optimizers import DPKerasOptimizer
+from tfdp.training.building import outputs_for
 
 _BATCH_NORM = (
     "normalizes each example with statistics of the whole batch, so one example changes the gradients "
@@ -166,11 +167,12 @@ def check_optimizer(model, optimizer) -> None:
         )
 
 
-def check_targets(model, y) -> None:
+def check_targets(model, x, y) -> None:
     """Raises ValueError if targets are missing, or integer labels are no indices of the outputs.
 
     Args:
         model: a compiled Keras model.
+        x: structure of arrays, with a leading dimension of rows.
         y: labels; only one array with a sparse categorical loss is checked. None if there are none.
     """
     loss = model.loss
@@ -183,10 +185,11 @@ def check_targets(model, y) -> None:
     sparse = isinstance(loss, keras.losses.SparseCategoricalCrossentropy) or (
         loss == "sparse_categorical_crossentropy"
     )
-    if not sparse or not model.built or not hasattr(model, "outputs") or y is None:
+    if not sparse or y is None or isinstance(y, (dict, list, tuple)):
         return
-    classes = model.outputs[0].shape[-1] if len(model.outputs) == 1 else None
-    if classes is None or isinstance(y, (dict, list, tuple)):
+    outputs = outputs_for(model, x)
+    classes = outputs[0].shape[-1] if len(outputs) == 1 else None
+    if classes is None:
         return
     left_out = getattr(loss, "ignore_class", None)
     check_labels(y if left_out is None else np.where(np.equal(y, left_out), 0, y), classes)
@@ -196,7 +199,7 @@ def check_tokens(model, x) -> None:
     """Raises ValueError if arrays of tokens hold one that an embedding has no vector for.
 
     Only inputs of Sequential and functional models that go straight to an `Embedding` are checked.
-    A step would take another token in its place.
+    In a step, the gradient of such an example counts zero.
 
     Args:
         model: a Keras model.

@@ -158,7 +158,8 @@ def make_private(
         proven epsilon: 2.383 at delta = 0.0001...
     """
     if not (isinstance(model, keras.Layer) and isinstance(model, Trainer)):
-        raise TypeError(f"Expected a keras.Model. Received: {type(model).__name__}")
+        hint = ". Pass a model, not its class." if isinstance(model, type) else ""
+        raise TypeError(f"Expected a keras.Model. Received: {type(model).__name__}{hint}")
     refuse_own_train_step(model, PrivateTraining)
     if model.built:
         refuse_mixing_layers(model, public_preprocessing)

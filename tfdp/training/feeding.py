@@ -129,7 +129,7 @@ class Feeder:
                 if sample_weight is not None:
                     raise ValueError("Expected class_weight or sample_weight. Received both.")
                 sample_weight = class_weight_to_sample_weights(y, class_weight)
-            check_targets(model, y)
+            check_targets(model, x, y)
             lot_size = _lot_size(batch_size, common_length(x, y), steps_per_epoch)
             steps_per_epoch = _at_most_once(steps_per_epoch, common_length(x, y), lot_size)
             lots = _kind(shuffle)(

@@ -120,7 +120,8 @@ class PrivateTraining(SavedWithLedger):
         if lost:
             logging.warning(
                 "%.2g examples of a lot, on average, had a gradient that is not finite, and counted "
-                "zero in its sum. Look for NaN in the data. Their losses make the loss in the logs "
+                "zero in its sum. Usual causes are NaN in the data, a label or token without an output "
+                "or a vector, and a logarithm or quotient of 0. Their losses make the loss in the logs "
                 "NaN; the weights are finite.",
                 lost,
             )
@@ -166,7 +167,7 @@ class PrivateTraining(SavedWithLedger):
         """Takes one private step on one batch, accounted without amplification by sampling."""
         x, y, sample_weight = in_floatx(prepared(self, x, y, sample_weight))
         lot_size = common_length(x, y)
-        check_targets(self, y)
+        check_targets(self, x, y)
         build_for(self, x)
         check_disjoint(self, x)
         check_tokens(self, x)

@@ -52,10 +52,10 @@ def check_callbacks(callbacks, optimizer) -> None:
         acts = isinstance(monitor, str) and getattr(callback, "save_best_only", True)
         if acts and not (monitor.startswith("val_") or monitor in _PUBLIC):
             raise ValueError(
-                f"{name} would act on {monitor!r}, which is computed from private examples "
-                "without noise, if there is such a figure. Expected a figure of validation data "
-                "(such as 'val_loss', which needs validation_data; those data are not protected "
-                "then), or a fixed number of steps."
+                f"{name} acts on {monitor!r}. Figures of the training data are computed from private "
+                "examples without noise, so what it does would reveal them. Monitor a figure of "
+                "validation data, such as 'val_loss' (pass validation_data, which are not protected), "
+                "or train a fixed number of steps."
             )
         if isinstance(callback, _ASSIGN_RATES):
             _check_rate(name, optimizer)
