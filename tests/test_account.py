@@ -293,6 +293,17 @@ def test_layers_keep_it_in_what_is_made_of_them(made):
     assert spent(tfdp.make_private(made(model))) == spent(model) > 0
 
 
+@pytest.mark.parametrize("public", [None, data(5)[0]])
+def test_a_fixed_copy_knows_of_plain_training(public):
+    model = linear()
+    model.add(layers.BatchNormalization())
+    model.compile("sgd", "mse")
+    model.train_on_batch(data(5)[0], np.zeros((5, 3)))
+    fixed = tfdp.make_private(tfdp.fix(model, public))
+    assert spent(fixed) == np.inf
+    assert spent(tfdp.make_private(fixed, start="public")) == 0
+
+
 def test_private_models_inside_of_others_are_private_in_files(tmp_path):
     inputs = keras.Input((4,))
     model = small(model=keras.Model(inputs, layers.Dense(3)(tfdp.make_private(linear())(inputs))))

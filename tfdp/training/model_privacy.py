@@ -157,7 +157,7 @@ class ModelPrivacy:
             runs = [dataclasses.replace(run, start="public") for run in runs]
         if max_examples_per_user == 1:
             return runs
-        return [_of_users(run, max_examples_per_user) for run in runs]
+        return [run.for_users(max_examples_per_user) for run in runs]
 
     @property
     def budget(self) -> PrivacyBudget | None:
@@ -336,7 +336,7 @@ class ModelPrivacy:
             account.declare_public()
         elif start is not None:
             account.start = start
-        self._enter_unknown_steps(declared=start == "public")
+        enter_unknown_steps(self._model, account, declared=start == "public")
         if budget is not None:
             account.ledger.add_budget(budget)
         if account.session is not None:
@@ -344,32 +344,27 @@ class ModelPrivacy:
         self._model.train_function = None
         return self._model
 
-    def _enter_unknown_steps(self, declared):
-        """Enters the steps on these weights that an optimizer has counted and no ledger contains.
 
-        Args:
-            declared: whether the user says now that they were on public data.
-        """
-        account = self.account
-        for model in layers_of(self._model, itself=True):
-            optimizer = getattr(model, "optimizer", None)
-            if not isinstance(optimizer, keras.optimizers.Optimizer):
-                continue
-            steps = int(optimizer.iterations.numpy())
-            if isinstance(optimizer, DPKerasOptimizer):
-                steps -= known_steps(account.ledger)
-            if declared:
-                vars(optimizer)[DECLARED] = steps
-            if steps > vars(optimizer).get(DECLARED, 0):
-                account.enter_unaccounted(
-                    f"Weights of '{model.name}' were trained for {steps} steps by the optimizer "
-                    f"{type(optimizer).__name__}, and no ledger accounts for them. If that was on "
-                    "public data, say so: make_private(model, start='public')."
-                )
+def enter_unknown_steps(model: keras.Model, account: Account, declared: bool = False) -> None:
+    """Enters the steps on a model's weights that an optimizer has counted and no ledger contains.
 
-
-def _of_users(run: Run, max_examples_per_user: int) -> Run:
-    contribution = dataclasses.replace(
-        run.contribution, max_examples_per_user=max_examples_per_user
-    )
-    return dataclasses.replace(run, contribution=contribution)
+    Args:
+        model: a model; the optimizers of models inside of it count, too.
+        account: of these weights, or of copies of them.
+        declared: whether the user says now that they were on public data.
+    """
+    for each in layers_of(model, itself=True):
+        optimizer = getattr(each, "optimizer", None)
+        if not isinstance(optimizer, keras.optimizers.Optimizer):
+            continue
+        steps = int(optimizer.iterations.numpy())
+        if isinstance(optimizer, DPKerasOptimizer):
+            steps -= known_steps(account.ledger)
+        if declared:
+            vars(optimizer)[DECLARED] = steps
+        if steps > vars(optimizer).get(DECLARED, 0):
+            account.enter_unaccounted(
+                f"Weights of '{each.name}' were trained for {steps} steps by the optimizer "
+                f"{type(optimizer).__name__}, and no ledger accounts for them. If that was on "
+                "public data, say so: make_private(model, start='public')."
+            )

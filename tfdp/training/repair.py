@@ -9,9 +9,10 @@ from tfdp._compat.keras import (
     normalizes_by_batch,
 )
 from tfdp._validate import one_of, whole
-from tfdp.account import copy_ledgers
+from tfdp.account import account_of, copy_ledgers
 from tfdp.layers import PublicBatchNormalization, PublicExamples
 from tfdp.training.export import exchanged_copy
+from tfdp.training.model_privacy import enter_unknown_steps
 
 _GROUPS = 32  # Wu and He 2018, "Group Normalization"
 NORMALIZATIONS = ("group", "instance")
@@ -89,16 +90,22 @@ def fix(
     if public_data is None:
         groups = (num_groups or _GROUPS) if normalization == "group" else None
         fixed = exchanged_copy(model, normalizes_by_batch, lambda layer: _group_norm(layer, groups))
-        copy_ledgers(model, fixed)
+        _copy_spent(model, fixed)
         return fixed
     network = exchanged_copy(model, normalizes_by_batch, _public_norm)
-    copy_ledgers(model, network)
+    _copy_spent(model, network)
     inputs = keras.tree.map_structure(
         lambda tensor: keras.Input(tensor.shape[1:], dtype=tensor.dtype, name=tensor.name),
         _input_structure(network),
     )
     outputs = PublicExamples(network, public_data, statistics, name="public_examples")(inputs)
     return keras.Model(inputs, outputs, name=model.name)
+
+
+def _copy_spent(model, copy):
+    """Gives the copy the ledgers of the model, and the plain training that its optimizer counted."""
+    copy_ledgers(model, copy)
+    enter_unknown_steps(model, account_of(copy))
 
 
 def _input_structure(network):

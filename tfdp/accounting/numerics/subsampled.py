@@ -17,7 +17,7 @@ from tfdp.accounting.numerics.pairs import Component, mean_square, positive_loss
 
 # Discretization intervals, and the largest number of grid points of one round (each takes up to half a
 # microsecond).
-_INTERVALS = (1e-5, 3e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
+_INTERVALS = (1e-7, 1e-6, 1e-5, 3e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
 _POINTS = 200_000
 # Largest number of points of a composition, each of which takes about a hundred bytes.
 _COMPOSED_POINTS = 1 << 23
@@ -68,7 +68,7 @@ def _interval(sampled: Sequence[SubsampledLoss]) -> float | None:
     deviation = math.sqrt(
         min(sum(part.weight * mean_square(part) for part in loss.components) for loss in sampled)
     )
-    finest = _INTERVALS[0] if deviation < 1e-3 else 1e-4
+    finest = 1e-4 if deviation >= 1e-3 else 1e-5 if deviation >= 1e-4 else _INTERVALS[0]
     fitting = [i for i in _INTERVALS if i >= finest and farthest <= _POINTS * i]
     harmless = [i for i in fitting if i <= _HARMLESS * deviation]
     return max(harmless, default=min(fitting, default=None))
