@@ -151,6 +151,7 @@ from tests.rounding import assert_close
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 import tfdp
+from tests.rounding import assert_close
 
 draw = np.random.default_rng(0)
 x, y = draw.normal(size=(24, 4)).astype("float32"), draw.integers(0, 3, 24)

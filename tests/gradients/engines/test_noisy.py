@@ -3,14 +3,16 @@
 import pytest
 
 from tests.gradients.checking import check_layers, check_traced, side_by_side
+from tests.helpers import EVERY_CONVOLUTION
 from tfdp.layers.noisy import NoisyConv1D, NoisyConv2D, NoisyConv3D, NoisyDense
 
 
 def dense_and_convolutions():
+    groups = 2 if EVERY_CONVOLUTION else 1
     return [
         NoisyDense(3, noise_stddev=0.3),
         NoisyConv1D(4, 3, noise_stddev=0.3, padding="causal", activation="tanh"),
-        NoisyConv1D(4, 2, noise_stddev=0.3, strides=2, groups=2, use_bias=False),
+        NoisyConv1D(4, 2, noise_stddev=0.3, strides=2, groups=groups, use_bias=False),
     ]
 
 
