@@ -146,7 +146,6 @@ REPLICAS = """
 import contextlib
 import sys
 import keras, numpy as np, tensorflow as tf
-from tests.rounding import assert_close
 
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
