@@ -7,6 +7,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 from tests.gradients.checking import check_engines, check_traced, lot_for, side_by_side, summing
+from tests.helpers import needs_every_convolution
 from tests.rounding import assert_close, terms_of
 from tfdp._compat.dependence import Dependence
 from tfdp.gradients.bounds import GlobalL2Clip
@@ -169,6 +170,7 @@ def test_a_convolution_of_ones_own():
     check_engines(side_by_side((4, 5, 3), layer), engines=["ghost"])
 
 
+@needs_every_convolution
 def test_a_convolution_of_groups_is_no_unknown_operation():
     inputs = keras.Input((4, 5, 4))
     x = layers.Conv2D(6, 2, groups=2)(inputs)  # Keras compiles it by XLA, in a function
