@@ -63,8 +63,12 @@ def _analyse(run: "Run", analysed: "Run", delta: float, adjacency: str) -> Analy
     if run.steps == 0:
         return Analysis()
     reason = analysed.mechanism.nothing_proven(analysed, adjacency)
-    if reason or run.insecure_seed:
-        return Analysis(reason=reason or assumptions.INSECURE_SEED)
+    if run.insecure_seed:
+        reason = reason or assumptions.INSECURE_SEED
+    if run.open_plan:
+        reason = reason or assumptions.OPEN_PLAN
+    if reason:
+        return Analysis(reason=reason)
     try:
         found = analysed.mechanism.analyse(analysed, delta, adjacency)
     except UnboundedSensitivity as error:

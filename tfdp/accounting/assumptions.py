@@ -30,8 +30,9 @@ EVERY_RUN = (
         "less (max_examples_per_user)."
     ),
     Declared(
-        "The number of steps was fixed beforehand. Stopping earlier, or choosing among the weights, by "
-        "what was released or by held-out data is covered."
+        "The number of steps, over all calls of fit, was fixed beforehand or declared by privacy.plan. "
+        "Stopping earlier, or choosing among the weights, by what was released or by held-out data is "
+        "covered."
     ),
     "No more steps were taken than are counted.",
 )
@@ -40,4 +41,9 @@ INSECURE_SEED = (
     "The noise (or the secret choice of examples) came from a seed that somebody chose and may know. "
     "Two runs with one seed differ without any noise, so nothing is proven. Leave that "
     "seed away (--insecure_seed, seed=): a public --seed of the initial weights does no harm."
+)
+OPEN_PLAN = (
+    "The training ended, or a file was saved, before the end of its first epoch, whose number of steps "
+    "the data do not say, so the number of planned steps is unknown. Pass steps_per_epoch, a dataset "
+    "that knows its length, or set a PrivacyBudget."
 )
