@@ -225,7 +225,7 @@ def test_no_step_runs_beyond_its_table():
     with pytest.raises(ValueError, match="2 values"):
         model.train_on_batch(*data(8))
     with pytest.raises(tfdp.accounting.BudgetExhausted, match="2 steps"):
-        model.privacy.account.session.authorize(1)
+        model.privacy.account.session.entry.authorize(1)
     assert steps(model) == 2
 
 
