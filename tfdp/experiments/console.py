@@ -29,7 +29,7 @@ def refuse(error: Exception, name: str | None = None) -> int:
     return 2
 
 
-def guarded(command: Callable[[], object], name: str | None = None) -> None:
+def guarded(command: Callable[[], int | None], name: str | None = None) -> None:
     """Runs a command and exits with its status; Ctrl-C and SIGTERM print one line, no traceback.
 
     Args:

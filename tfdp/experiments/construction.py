@@ -104,12 +104,12 @@ def make_optimizer(
 
 def _parameters(kind: type) -> list[str]:
     """Returns the named parameters of a constructor and of those that get its other keywords."""
-    names = {}
+    names: dict[str, None] = {}
     for parent in kind.__mro__:
         if parent is keras.optimizers.Optimizer:
             break
         if "__init__" in vars(parent):
-            named = inspect.signature(parent.__init__).parameters.values()
+            named = inspect.signature(vars(parent)["__init__"]).parameters.values()
             names |= {
                 p.name: None for p in named if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
             }
@@ -132,7 +132,9 @@ def plan(experiment: Experiment, lots, steps: int, model: keras.Model) -> Run:
         return Run(
             mechanism=NoMechanism(), sampling=sampling_of(lots), steps=steps, contribution=clip
         )
-    noise = 1.0 if experiment.noise_multiplier is None else experiment.noise_multiplier
+    noise: float | list[float] = 1.0
+    if experiment.noise_multiplier is not None:
+        noise = experiment.noise_multiplier
     if experiment.noise_decay is not None:
         epochs = np.arange(steps) // lots.steps_per_epoch
         noise = [float(each) for each in noise * experiment.noise_decay**epochs]

@@ -232,7 +232,8 @@ def _logged(folder) -> dict[int, dict]:
 
 def _fit(task, verbose, callbacks) -> dict[int, dict]:
     """Trains whole epochs, then a short one for the rest; returns the metrics of every epoch."""
-    per_epoch, epochs = task.lots.steps_per_epoch, {}
+    per_epoch = task.lots.steps_per_epoch
+    epochs: dict[int, dict] = {}
     whole, rest = divmod(task.steps, per_epoch)
     for first, number, length in ((0, whole, per_epoch), (whole, bool(rest), rest)):
         if not number:

@@ -6,7 +6,7 @@ a rare word in it reveals that somebody wrote the word. A hash depends on the wo
 
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import keras
 import numpy as np
@@ -17,7 +17,7 @@ from tfdp.models import NUM_TOKENS
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
-def hash_tokens(texts: Iterable[str], length: int, num_buckets: int = NUM_TOKENS) -> np.ndarray:
+def hash_tokens(texts: Sequence[str], length: int, num_buckets: int = NUM_TOKENS) -> np.ndarray:
     """Turns texts into rows of token ids by hashing.
 
     Words are lower-cased; every punctuation mark is a token of its own. The hash is CRC-32, which
