@@ -22,7 +22,7 @@ LEVELS = [
     ["account", "entry"],
     ["layers", "noise"],
     ["accounting", "data"],
-    ["_compat", "_files", "_interruptions", "_registration"],
+    ["_compat", "_files", "_interruptions", "_registration", "_settings"],
     ["_lazy", "_palette", "_validate"],
 ]
 # Commands that stand above all rooms, in whichever folder they are.

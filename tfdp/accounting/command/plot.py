@@ -6,7 +6,6 @@ import textwrap
 from pathlib import Path
 
 from tfdp._palette import CLAIMED, GREY, PROVEN
-from tfdp.accounting.command.flags import FlagError
 from tfdp.accounting.command.table import Table, title
 from tfdp.accounting.guarantee import VACUOUS_ABOVE
 
@@ -22,17 +21,17 @@ def check(path: str) -> Path:
     """Returns the file to write.
 
     Raises:
-      FlagError: If the file cannot be a plot, its folder does not exist, or matplotlib is missing.
+      ValueError: If the file cannot be a plot, its folder does not exist, or matplotlib is missing.
     """
     file = Path(path)
     if file.suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise FlagError(f"Expected --plot to name a .png, .pdf or .svg file. Received {path!r}.")
+        raise ValueError(f"Expected --plot to name a .png, .pdf or .svg file. Received {path!r}.")
     if not file.parent.is_dir():
-        raise FlagError(
+        raise ValueError(
             f"Expected --plot to name a file in a folder that exists. Received {path!r}."
         )
     if importlib.util.find_spec("matplotlib") is None:
-        raise FlagError(
+        raise ValueError(
             "Expected matplotlib to be installed for --plot. Found none. Install it with "
             "pip install 'tfdp[plot]', or pip install matplotlib."
         )

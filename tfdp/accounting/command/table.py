@@ -1,9 +1,9 @@
 """The table of --table: one row for each value, as text with bars or as JSON."""
 
-import copy
 import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfdp.accounting.command.flags import Flags
@@ -34,7 +34,8 @@ class Table:
     def noises(self) -> list[float]:
         """Noise multiplier of every row, NaN for a mechanism without noise."""
         return [
-            float(getattr(row.run.mechanism, "noise_multiplier", math.nan)) for row in self.rows
+            math.nan if row.noise_multiplier is None else float(row.noise_multiplier)
+            for row in self.rows
         ]
 
 
@@ -45,17 +46,24 @@ def make(flags: Flags, name: str, values: Sequence[int | float]) -> Table:
       ValueError: If the flags with one of the values are not valid; the message names the value.
     """
     check_complete(flags, name)
-    rows = [copy.copy(flags) for _ in values]
-    for row, value in zip(rows, values, strict=True):
-        setattr(row, name, value)
-    for step in (plan, Plan.with_noise):
-        for i, value in enumerate(values):
-            try:
-                rows[i] = step(rows[i])
-            except ValueError as error:
-                row = f"--{name}={plain(value)}"
-                raise ValueError(f"{error} This is the row {row} of --table.") from error
+    typed = flags.typed | {name}
+    rows = [
+        _row(
+            name,
+            value,
+            functools.partial(plan, dataclasses.replace(flags, **{name: value}, typed=typed)),
+        )
+        for value in values
+    ]
+    rows = [_row(name, value, row.with_noise) for value, row in zip(values, rows, strict=True)]
     return Table(name, tuple(values), tuple(rows))
+
+
+def _row(name: str, value: int | float, make: Callable[[], Plan]) -> Plan:
+    try:
+        return make()
+    except ValueError as error:
+        raise ValueError(f"{error} This is the row --{name}={plain(value)} of --table.") from error
 
 
 def text(table: Table) -> str:
@@ -64,7 +72,7 @@ def text(table: Table) -> str:
     common = {n: v for n, v in first.items() if all(each.get(n) == v for each in others)}
     lines = [title(table)]
     if common:
-        lines.append(f"Not set, and so chosen: {flag_words(common)}")
+        lines.append(f"Chosen by default: {flag_words(common)}")
     notes = dict.fromkeys(note for row in table.rows for note in row.notes)
     for row in table.rows:
         warning = delta_warning(row.flags.delta, row.run.sampling.num_examples)
