@@ -4,7 +4,7 @@ import dataclasses
 
 from tfdp.accounting import Run
 from tfdp.accounting.contribution import Contribution
-from tfdp.accounting.mechanisms.base import Mechanism
+from tfdp.accounting.mechanisms import Mechanism
 from tfdp.accounting.sampling import Sampling
 
 

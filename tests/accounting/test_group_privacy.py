@@ -46,7 +46,7 @@ def test_golden_values(run, adjacency, epsilon, changes):
     assert found.epsilon == pytest.approx(epsilon, rel=1e-3)
     assert found.changes == changes and "Vadhan" in found.details["conversion"]
     assert found.epsilon < directly_proven([run], DELTA, adjacency).epsilon / 4
-    assert "group privacy" in Statement.of(run, DELTA, adjacency).pair
+    assert "changes" in Statement.of(run, DELTA, adjacency).meaning
 
 
 @pytest.mark.parametrize("users", [1, 2, 3])

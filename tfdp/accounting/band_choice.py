@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from tfdp._validate import one_of, whole
 from tfdp.accounting.calibration import CalibrationError, noise_for, typical_noise
 from tfdp.accounting.guarantee import check_adjacency, check_delta, check_epsilon
-from tfdp.accounting.mechanisms.matrix import Matrix
+from tfdp.accounting.mechanisms import Matrix
 from tfdp.accounting.run import Run, check_run
 from tfdp.accounting.sampling import CyclicPoisson
 from tfdp.accounting.strategies import OBJECTIVES, losses, strategy

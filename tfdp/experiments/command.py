@@ -31,7 +31,7 @@ from absl import flags
 
 import tfdp
 from tfdp._validate import did_you_mean
-from tfdp.accounting.mechanisms.registry import mechanism_class, mechanism_names
+from tfdp.accounting.mechanisms import mechanism_class, mechanism_names
 from tfdp.experiments.console import command_line
 from tfdp.experiments.settings import SETTINGS, Experiment
 

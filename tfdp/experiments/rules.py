@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfdp._validate import did_you_mean
-from tfdp.accounting.mechanisms.none import NoMechanism
+from tfdp.accounting.mechanisms import NoMechanism
 from tfdp.data.datasets import check_name, kind_of
 from tfdp.experiments.public_data import PUBLIC
 from tfdp.models import MODELS as ARCHITECTURES

@@ -15,7 +15,7 @@ import typing
 
 from tfdp.accounting import PrivacyBudget, mechanism_names, sampling_names
 from tfdp.accounting.guarantee import ADJACENCIES, KINDS
-from tfdp.accounting.mechanisms.registry import USUAL_MECHANISM, mechanism_class
+from tfdp.accounting.mechanisms import USUAL_MECHANISM, mechanism_class
 from tfdp.accounting.numerics.noise_families import FAMILIES
 from tfdp.accounting.strategies import OBJECTIVES, STRATEGIES
 from tfdp.data.datasets import DATASETS

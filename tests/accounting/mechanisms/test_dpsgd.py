@@ -11,10 +11,10 @@ from scipy import stats
 
 from tests.accounting.varying import vary
 from tfdp.accounting import claimed, describe, proven
-from tfdp.accounting.analysis import analyse
 from tfdp.accounting.numerics.gaussian import log_delta
 from tfdp.accounting.numerics.privacy_loss import RandomGaussianLoss
 from tfdp.accounting.numerics.subsampled import composed
+from tfdp.accounting.proofs import analyse
 
 DELTA = 1e-5
 BASE = describe(

@@ -12,12 +12,12 @@ from scipy import stats
 
 from tests.accounting.varying import vary
 from tfdp.accounting import describe, proven
-from tfdp.accounting.analysis import analyse
 from tfdp.accounting.numerics import fixed_size
 from tfdp.accounting.numerics.gaussian import epsilon_of_mu
 from tfdp.accounting.numerics.pairs import Component
 from tfdp.accounting.numerics.privacy_loss import epsilon_of
 from tfdp.accounting.numerics.subsampled import SubsampledLoss, one_round, renyi_divergences
+from tfdp.accounting.proofs import analyse
 from tfdp.accounting.sampling import FixedSize, WithReplacement
 
 DELTA = 1e-5

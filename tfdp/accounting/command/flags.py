@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from tfdp._validate import did_you_mean
 from tfdp.accounting.choices import USUAL_STRATEGY
 from tfdp.accounting.guarantee import ADJACENCIES, KINDS
-from tfdp.accounting.mechanisms.registry import mechanism_names
+from tfdp.accounting.mechanisms import mechanism_names
 from tfdp.accounting.numerics.noise_families import FAMILIES
 from tfdp.accounting.run import STARTS
 from tfdp.accounting.sampling import sampling_names

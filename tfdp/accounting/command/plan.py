@@ -11,7 +11,7 @@ from tfdp.accounting.command.flags import FlagError, Flags
 from tfdp.accounting.described import describe, steps_for
 from tfdp.accounting.encoding import Encoding
 from tfdp.accounting.guarantee import Guarantee, check_delta, check_epsilon
-from tfdp.accounting.mechanisms.registry import USUAL_MECHANISM, mechanism_class
+from tfdp.accounting.mechanisms import USUAL_MECHANISM, mechanism_class
 from tfdp.accounting.records import field_names
 from tfdp.accounting.run import Run
 from tfdp.accounting.strategies import strategy
@@ -150,7 +150,7 @@ def _steps(flags: Flags) -> int:
 
 
 def _choose_encoding(flags: Flags, choose) -> None:
-    from tfdp.accounting.mechanisms.discrete_sgd import USUAL_DEGREES_OF_FREEDOM, USUAL_NOISE
+    from tfdp.accounting.encoding import USUAL_DEGREES_OF_FREEDOM, USUAL_NOISE
 
     choose(noise=USUAL_NOISE)
     if flags.noise == USUAL_NOISE:
