@@ -7,7 +7,7 @@ import pytest
 from tests.accounting.varying import vary
 from tfdp.accounting import Encoding, Guarantee, Statement, Strategy, describe
 from tfdp.accounting.analysis import Analysis
-from tfdp.accounting.assumptions import ASSUMPTIONS, OF_SEVERAL_RUNS, UNPROVEN
+from tfdp.accounting.assumptions import DECLARED, ENFORCED, OF_SEVERAL_RUNS, UNPROVEN
 from tfdp.accounting.meaning import MEANING, WARNINGS, Facts, meaning
 from tfdp.accounting.numerics.gaussian import mu_of_epsilon
 from tfdp.accounting.numerics.privacy_loss import GaussianLoss
@@ -16,6 +16,7 @@ from tfdp.accounting.wording import ADVICE, EXECUTED, RELEASED
 
 DELTA = 1e-5
 RUN = describe("dpsgd", "poisson", num_examples=1000, lot_size=10, steps=50, noise_multiplier=2.0)
+ASSUMPTIONS = DECLARED | ENFORCED
 SI = {"mechanism": "si_dpsgd"}
 MATRIX = {"mechanism": "matrix", "strategy": Strategy(name="sqrt_toeplitz")}
 BANDS = {"mechanism": "matrix", "strategy": Strategy(name="sqrt_toeplitz", bands=3)}
@@ -41,7 +42,7 @@ ASSUMED = [
     ({"nominal": True}, "nominal sizes", "sizes"),
     (
         {"sampling": "unknown"},
-        {"size of unknown lots", "unknown lots", "unknown lots are limited"},
+        "unknown lots",
         {"sizes", "Poisson lots"},
     ),
     ({"sampling": "cyclic_poisson", "groups": 2}, "lots of groups", "Poisson lots"),
@@ -57,7 +58,7 @@ ASSUMED = [
     ({"max_examples_per_user": 2}, "users", ()),
     ({"mechanism": "dp_dropout"}, "noise of dropout", ()),
     ({"mechanism": "sgld"}, "noise of dropout", ()),
-    (SI, {"means", "schedules of the means", "exact means"}, ()),
+    (SI, {"means", "schedules of the means"}, ()),
     (MATRIX, "correlated noise", ()),
     ({"mechanism": "matrix", "strategy": Strategy(name="identity")}, (), ()),
     (encoded("gaussian"), {"codebook", "encoding"}, ()),

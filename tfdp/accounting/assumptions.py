@@ -3,6 +3,7 @@
 The tables are dicts, so that the module of another mechanism can add its rows.
 """
 
+from tfdp.accounting.analysis import Analysis
 from tfdp.accounting.mechanisms import SIDPSGD, DiscreteSGD, DPDropout, Matrix, NoMechanism
 from tfdp.accounting.numerics.noise_families import GAUSSIAN
 from tfdp.accounting.run import Run
@@ -19,6 +20,7 @@ from tfdp.accounting.sampling import (
 from tfdp.accounting.sentences import (
     Declared,
     Table,
+    all_of,
     always,
     first_of,
     mechanism_is,
@@ -39,8 +41,7 @@ START = {
         "loaded later without their ledger, do not depend on these data: they are fresh, or come "
         "from public data. Weights averaged from models that were trained on these data, or "
         "trained on outputs of such models (distillation), do depend on them, unless Ledger.merge "
-        "added those "
-        f"models' ledgers. {_BETWEEN} Nobody checked this."
+        f"added those models' ledgers. {_BETWEEN} Nobody checked this."
     ),
     "public": Declared(
         f"The user declared that the weights at the start do not depend on these data. {_BETWEEN}"
@@ -59,46 +60,67 @@ def _freedom(run: Run) -> float | None:
     return None if _family(run) == GAUSSIAN else run.mechanism.encoding.degrees_of_freedom
 
 
-# Conditions get the run and its `Analysis`.
-ASSUMPTIONS: Table = {
+# What only the user can confirm. Conditions get the run and its `Analysis`.
+DECLARED: Table = {
     "start is assumed": (lambda run, _: run.start == "assumed", START["assumed"]),
     "start is public": (lambda run, _: run.start == "public", START["public"]),
     "records": (
         always,
-        Declared(
-            "A record is one row of the training data, computed from that record alone, by "
-            "constants that do not depend on the others. Scalers, vocabularies, windows or class "
-            "weights that were made from all rows break this. A person with more records than "
-            "stated is protected less (max_examples_per_user)."
-        ),
+        "A record is one row of the training data, computed from that record alone, by "
+        "constants that do not depend on the others. Scalers, vocabularies, windows or class "
+        "weights that were made from all rows break this. A person with more records than "
+        "stated is protected less (max_examples_per_user).",
     ),
     "steps": (
         always,
-        Declared(
-            "The number of steps was fixed beforehand. Stopping earlier, or choosing among the "
-            "weights, by released values or by held-out data is covered."
-        ),
+        "The number of steps was fixed beforehand. Stopping earlier, or choosing among the "
+        "weights, by released values or by held-out data is covered.",
     ),
-    "counted steps": (always, "No more steps were taken than are counted."),
     "sizes": (
         lambda run, _: not (run.sampling.nominal or isinstance(run.sampling, Unknown)),
-        Declared(
-            "The number of examples ({run.sampling.num_examples}) and the lot size "
-            "({run.sampling.lot_size}) are public."
-        ),
+        "The number of examples ({run.sampling.num_examples}) and the lot size "
+        "({run.sampling.lot_size}) are public.",
     ),
     "nominal sizes": (
         lambda run, _: run.sampling.nominal,
-        Declared(
-            "The nominal number of examples ({run.sampling.num_examples}), the lot size "
-            "({run.sampling.lot_size}), the number of steps and every schedule were fixed without "
-            "looking at the data."
-        ),
+        "The nominal number of examples ({run.sampling.num_examples}), the lot size "
+        "({run.sampling.lot_size}), the number of steps and every schedule were fixed without "
+        "looking at the data.",
     ),
-    "size of unknown lots": (
+    "unknown lots": (
         sampling_is(Unknown),
-        Declared("The lot size ({run.sampling.lot_size}) is public."),
+        "The lot size ({run.sampling.lot_size}) is public, and no lot held more examples. No example "
+        "was in the same lot twice; it may have been in every lot. Which examples were together, and "
+        "in which order, does not depend on their contents.",
     ),
+    "secret lots": (
+        lambda _, found: found.secret_sample,
+        "Which examples were in a lot stays secret.",
+    ),
+    "public examples": (
+        lambda run, _: run.contribution.public_examples > 0,
+        "The {run.contribution.public_examples} public examples that normalization used "
+        "were "
+        "chosen and prepared without looking at the private ones.",
+    ),
+    "users": (
+        lambda run, _: run.contribution.max_examples_per_user > 1,
+        "No user has more than {run.contribution.max_examples_per_user} examples, and no "
+        "example of one user was made with those of another.",
+    ),
+    "schedules of the means": (
+        mechanism_is(SIDPSGD),
+        "Learning rates and momentum were fixed in advance.",
+    ),
+    "codebook": (
+        mechanism_is(DiscreteSGD),
+        "The codebook does not depend on the private data: {run.mechanism.encoding.codebook}.",
+    ),
+}
+
+# What tfdp enforces, where it trains. Conditions get the run and its `Analysis`.
+ENFORCED: Table = {
+    "counted steps": (always, "No more steps were taken than are counted."),
     "divisor": (always, "Every sum was divided by the lot size, a constant."),
     "Poisson lots": (
         sampling_is(Poisson),
@@ -134,21 +156,6 @@ ASSUMPTIONS: Table = {
         "Every lot was {run.sampling.lot_size} different examples, drawn uniformly and afresh in "
         "every step.",
     ),
-    "unknown lots": (
-        sampling_is(Unknown),
-        Declared(
-            "No example was in the same lot twice; it may have been in every lot. Which examples "
-            "were together, and in which order, does not depend on their contents."
-        ),
-    ),
-    "unknown lots are limited": (
-        sampling_is(Unknown),
-        Declared("No lot held more than {run.sampling.lot_size} examples."),
-    ),
-    "secret lots": (
-        lambda _, found: found.secret_sample,
-        Declared("Which examples were in a lot stays secret."),
-    ),
     "clipping": (
         lambda run, _: run.contribution.microbatch_size == 1,
         "Each example's gradient was clipped to the clip norm before it was added.",
@@ -165,24 +172,10 @@ ASSUMPTIONS: Table = {
         "The weights form {run.contribution.clip_groups} groups; the gradient of each group was "
         "clipped to the clip norm by itself.",
     ),
-    "public examples": (
-        lambda run, _: run.contribution.public_examples > 0,
-        Declared(
-            "The {run.contribution.public_examples} public examples that normalization used were "
-            "chosen and prepared without looking at the private ones."
-        ),
-    ),
     "adaptive clipping": (
         lambda run, _: run.contribution.adaptive_clipping,
         "The clip norm followed a noisy count of unclipped gradients (Andrew et al. 2021); the "
         "noise multiplier is that of sum and count together.",
-    ),
-    "users": (
-        lambda run, _: run.contribution.max_examples_per_user > 1,
-        Declared(
-            "No user has more than {run.contribution.max_examples_per_user} examples, and no "
-            "example of one user was made with those of another."
-        ),
     ),
     "Gaussian noise": (
         lambda run, _: _family(run) == GAUSSIAN,
@@ -208,24 +201,10 @@ ASSUMPTIONS: Table = {
         "The means started from public values, and each step's noise was drawn once around its "
         "mean.",
     ),
-    "schedules of the means": (
-        mechanism_is(SIDPSGD),
-        Declared("Learning rates and momentum were fixed in advance."),
-    ),
-    "exact means": (
-        mechanism_is(SIDPSGD),
-        "Means, velocities and updates were float64 and are taken for exact numbers.",
-    ),
     "correlated noise": (
         lambda run, _: isinstance(run.mechanism, Matrix) and run.mechanism.strategy.bands != 1,
         "The strategy was fixed in advance, and its noise is one stream over all steps: no value "
         "of it was drawn twice or started anew.",
-    ),
-    "codebook": (
-        mechanism_is(DiscreteSGD),
-        Declared(
-            "The codebook does not depend on the private data: {run.mechanism.encoding.codebook}."
-        ),
     ),
     "encoding": (
         mechanism_is(DiscreteSGD),
@@ -329,3 +308,9 @@ UNPROVEN: Table = {
 def unproven(run: Run, adjacency: str) -> str | None:
     """The reason why nothing finite is proven about a run, or None."""
     return first_of(UNPROVEN, run, adjacency, run=run, bare_step=_bare_step(run))
+
+
+def assumptions(run: Run, found: Analysis) -> tuple[str, ...]:
+    """The sentences that have to be true for what was found about a run."""
+    declared = all_of(DECLARED, run, found, run=run)
+    return (*map(Declared, declared), *all_of(ENFORCED, run, found, run=run))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from tfdp.accounting import encoded_steps, gaussian_steps, linear_steps, noise_tables
 from tfdp.accounting.analysis import Analysis
-from tfdp.accounting.assumptions import ASSUMPTIONS, unproven
+from tfdp.accounting.assumptions import assumptions, unproven
 from tfdp.accounting.contribution import UnboundedSensitivity
 from tfdp.accounting.mechanisms import (
     DPSGD,
@@ -23,7 +23,6 @@ from tfdp.accounting.mechanisms import (
     entry_of,
 )
 from tfdp.accounting.run import Run
-from tfdp.accounting.sentences import all_of
 
 Theorem = Callable[[Run, float, str], Analysis]
 
@@ -74,4 +73,4 @@ def _analyse(run: Run, analysed: Run, delta: float, adjacency: str) -> Analysis:
         return Analysis(reason=str(error))
     if found.reason:
         return found
-    return dataclasses.replace(found, assumptions=all_of(ASSUMPTIONS, run, found, run=run))
+    return dataclasses.replace(found, assumptions=assumptions(run, found))

@@ -19,7 +19,7 @@ def said(table: Table, *about: Any, **fields: Any) -> Iterator[tuple[str, str]]:
     """Yields the names and sentences of the rows whose condition holds, in order."""
     for name, (holds, words) in table.items():
         if holds(*about):
-            yield name, type(words)(words.format(**fields))
+            yield name, words.format(**fields)
 
 
 def all_of(table: Table, *about: Any, **fields: Any) -> tuple[str, ...]:
