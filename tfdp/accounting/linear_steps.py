@@ -29,7 +29,6 @@ of C: ceil(steps / groups) rounds with probability groups * L/N and multiplier z
 (Choquette-Choo et al. 2023, amplified banded matrix factorization). One band is DP-SGD.
 """
 
-import dataclasses
 import functools
 import math
 
@@ -38,7 +37,7 @@ import numpy as np
 from tfdp.accounting import gaussian_steps
 from tfdp.accounting.analysis import Analysis
 from tfdp.accounting.numerics.linear_response import Dynamics, Toeplitz, largest_square
-from tfdp.accounting.numerics.participation import draws, prefix_sum_law, triangle_law
+from tfdp.accounting.numerics.participation import Law, draws, prefix_sum_law, triangle_law
 from tfdp.accounting.numerics.privacy_loss import GaussianLoss, RandomGaussianLoss
 from tfdp.accounting.run import Run
 
@@ -81,34 +80,36 @@ def _linear(
     run: Run, response: type[Dynamics | Toeplitz], delta: float, adjacency: str
 ) -> Analysis:
     """The loss by Theorem A, or by Theorem B for independent draws."""
+    contribution, sampling = run.contribution, run.sampling
+    divisor, examples = contribution.noise_divisor, contribution.max_examples_per_user
     noise = float(run.schedule("noise_multiplier")[0])
     constant = not isinstance(run.mechanism.noise_multiplier, tuple)
     at_1 = run.with_noise(1.0 if constant else 1 / noise)
-    loss, details = _at_noise_1(at_1, response, adjacency, delta)
-    if isinstance(loss, GaussianLoss):
-        loss = GaussianLoss(loss.mu / noise)
-    else:
-        loss = dataclasses.replace(loss, squares=loss.squares / (noise * noise))
-    return Analysis((loss,), details=dict(details))
+    details = {"sensitivity": divisor * contribution.sensitivity(sampling, adjacency, examples)}
+    if draws(run, 0.0) is None:
+        square, details["bound"] = _largest_square(at_1, response)
+        mu = details["sensitivity"] * math.sqrt(square) / noise
+        return Analysis((GaussianLoss(mu),), details=details)
+    # The law of the draws counts all examples of a user, so one occurrence is meant here.
+    scale = divisor * contribution.sensitivity(sampling, adjacency)
+    (squares, probabilities, overflow), details["bound"] = _law(at_1, response, delta)
+    squares = squares * scale * scale / (noise * noise)
+    return Analysis((RandomGaussianLoss(squares, probabilities, overflow),), details=details)
 
 
 @functools.lru_cache(maxsize=8)  # calibration tries one run with many noises
-def _at_noise_1(run: Run, response_class: type, adjacency: str, delta: float):
-    contribution, sampling = run.contribution, run.sampling
-    response = response_class.of(run)
-    divisor, examples = contribution.noise_divisor, contribution.max_examples_per_user
-    details = {"sensitivity": divisor * contribution.sensitivity(sampling, adjacency, examples)}
-    if draws(run, 0.0) is None:
-        square, details["bound"] = largest_square(sampling, response)
-        return GaussianLoss(details["sensitivity"] * math.sqrt(square)), details
-    # The law of the draws counts all examples of a user, so one occurrence is meant here.
-    scale = divisor * contribution.sensitivity(sampling, adjacency)
-    prefix_sum = response.prefix_sum_scale()
-    if prefix_sum is not None:
-        squares, probabilities, overflow = prefix_sum_law(run, delta)
-        squares = squares * prefix_sum * prefix_sum
-        details["bound"] = "Theorem B, binned law of prefix sums"
-    else:
-        squares, probabilities, overflow = triangle_law(run, response.column_norms(), delta)
-        details["bound"] = "Theorem B, law of the sum of column norms"
-    return RandomGaussianLoss(squares * scale * scale, probabilities, overflow), details
+def _largest_square(run: Run, response: type[Dynamics | Toeplitz]) -> tuple[float, str]:
+    return largest_square(run.sampling, response.of(run))
+
+
+@functools.lru_cache(maxsize=8)
+def _law(run: Run, response: type[Dynamics | Toeplitz], delta: float) -> tuple[Law, str]:
+    """The law of ||W m||^2, or of an upper bound, and the method in words."""
+    matrix = response.of(run)
+    prefix_sum = matrix.prefix_sum_scale()
+    if prefix_sum is None:
+        law = triangle_law(run, matrix.column_norms(), delta)
+        return law, "Theorem B, law of the sum of column norms"
+    squares, probabilities, overflow = prefix_sum_law(run, delta)
+    law = squares * prefix_sum * prefix_sum, probabilities, overflow
+    return law, "Theorem B, binned law of prefix sums"
