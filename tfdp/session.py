@@ -20,7 +20,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdp.accounting import BudgetExhausted, Ledger, PrivacyBudget, Run, max_steps
+from tfdp import accounting  # whose max_steps is imported for the first budget
+from tfdp.accounting import BudgetExhausted, Ledger, PrivacyBudget, Run
 from tfdp.accounting.contribution import UnboundedSensitivity
 from tfdp.plan import Facts, Plan
 
@@ -312,7 +313,7 @@ class Session:
         self.limit = math.inf if described is None else described
         self._budget = None
         for budget in wanted[0]:
-            affordable = max_steps(
+            affordable = accounting.max_steps(
                 budget.epsilon,
                 budget.delta,
                 self.run,

@@ -120,15 +120,7 @@ class Sampling:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _CoinFlips(Sampling):
-    """Base class of the Poisson schemes: lots of random size."""
-
-    coin_flips: ClassVar[bool] = True
-    random_sizes: ClassVar[bool] = True
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Poisson(_CoinFlips):
+class Poisson(Sampling):
     """Poisson sampling: each example is in each lot independently, with probability L/N.
 
     Attributes:
@@ -140,6 +132,8 @@ class Poisson(_CoinFlips):
 
     name: ClassVar[str] = "poisson"
     words: ClassVar[str] = "Poisson lots"
+    coin_flips: ClassVar[bool] = True
+    random_sizes: ClassVar[bool] = True
 
     def __post_init__(self):
         super().__post_init__()
@@ -162,7 +156,7 @@ class Poisson(_CoinFlips):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CyclicPoisson(_CoinFlips):
+class CyclicPoisson(Sampling):
     """Poisson sampling from fixed groups of examples that take turns.
 
     Attributes:
@@ -173,6 +167,8 @@ class CyclicPoisson(_CoinFlips):
 
     name: ClassVar[str] = "cyclic_poisson"
     words: ClassVar[str] = "Poisson lots from groups that take turns"
+    coin_flips: ClassVar[bool] = True
+    random_sizes: ClassVar[bool] = True
 
     def __post_init__(self):
         super().__post_init__()
