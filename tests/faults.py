@@ -95,7 +95,7 @@ def runs_of_an_optimizer_share_their_noise(begin, self, session):
     return None
 
 
-@fault("session:Session.authorize", "test_session.py")
+@fault("entry:Entry.authorize", "test_entry.py")
 def a_forked_process_goes_on_with_the_key(authorize, self, steps):
     self._process = os.getpid()
     return authorize(self, steps)
@@ -282,11 +282,11 @@ def the_accounting_assumes_a_smaller_probability(chance, self):
 
 
 @fault(
-    "training.feeding:plan_of",
-    "training/test_feeding.py::test_a_users_seed_proves_nothing_where_the_proof_needs_secret_lots",
+    "training.feed:feed_of_lots",
+    "training/test_feed.py::test_a_users_seed_proves_nothing_where_the_proof_needs_secret_lots",
 )
-def a_users_seed_of_lots_counts_as_secret(plan, *given):
-    return dataclasses.replace(plan(*given), insecure_seed=False)
+def a_users_seed_of_lots_counts_as_secret(feed, *given):
+    return dataclasses.replace(feed(*given), insecure_seed=False)
 
 
 AFTER_A_CRASH = (
@@ -294,9 +294,9 @@ AFTER_A_CRASH = (
 )
 
 
-@fault("training.feeding:needs_order", AFTER_A_CRASH)
-def an_epoch_has_another_order_after_a_crash(needs, feed):
-    return False
+@fault("training.feed:Feed.at", AFTER_A_CRASH)
+def an_epoch_has_another_order_after_a_crash(at, self, position, turn):
+    return at(self, dataclasses.replace(position, order=None), turn)
 
 
 @fault(
@@ -359,9 +359,9 @@ def ledgers_that_meet_are_not_merged(merge, self, other):
     return None
 
 
-@fault("accounting.ledger:Ledger.record", "accounting/test_ledger.py", "test_session.py")
-def a_ledger_counts_every_second_step(record, self, run_id, steps, taken=None):
-    return record(self, run_id, (steps + 1) // 2, taken)
+@fault("accounting.ledger:Ledger.record", "accounting/test_ledger.py", "test_entry.py")
+def a_ledger_counts_every_second_step(record, self, run_id, steps, *given, **named):
+    return record(self, run_id, (steps + 1) // 2, *given, **named)
 
 
 @fault("accounting.ledger:Ledger.from_json", "accounting/test_ledger.py", "training/test_files.py")
@@ -374,14 +374,42 @@ def a_ledger_is_not_written(write, store, name, text):
     return None
 
 
-@fault("accounting.calibration:max_steps", "accounting/test_calibration.py", "test_session.py")
+@fault("accounting.calibration:max_steps", "accounting/test_calibration.py", "test_entry.py")
 def a_budget_pays_for_ten_percent_more_steps(steps, *given, **named):
     return int(1.1 * steps(*given, **named)) + 1
 
 
-@fault("session:Session.end_early", "training/test_early_ends.py")
-def planned_steps_are_forgotten_at_an_early_end(end, self, left_out):
-    return self.close()
+@fault("entry:Entry.plan", "test_entry.py", "training/test_early_ends.py")
+def planned_steps_count_when_they_are_taken(plan, self, steps, declared=0):
+    return plan(self, self.taken, declared)
+
+
+@fault("entry:Entry.plan", "training/test_early_ends.py")
+def a_declared_plan_is_forgotten(plan, self, steps, declared=0):
+    return plan(self, steps - declared if declared >= steps else steps)
+
+
+@fault("entry:Entry.is_settled", "test_entry.py", "training/test_early_ends.py")
+def steps_hide_among_those_that_were_left_out(settled, self):
+    return not self.closed
+
+
+@fault("entry:Entry.give_back", "training/test_early_ends.py")
+def an_execution_that_failed_costs_a_training(back, self):
+    return None
+
+
+@fault("training.training:Training._left", "training/test_early_ends.py")
+def epochs_of_unknown_length_are_not_planned(left, self):
+    found = left(self)
+    return 0 if found == float("inf") else found
+
+
+@fault("accounting.ledger:Ledger.merge", "accounting/test_ledger.py")
+def an_open_plan_is_forgotten_in_a_merge(merge, self, other):
+    merge(self, other)
+    for run_id, run in self.entries.items():
+        self.record(run_id, run.steps, run.taken)
 
 
 @fault(

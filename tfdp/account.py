@@ -10,9 +10,6 @@ by a plain model between two private ones is not noticed; the first assumption o
 about that.
 """
 
-import math
-from collections.abc import Callable
-
 import keras
 from absl import logging
 
@@ -31,75 +28,58 @@ class Account:
     """What was spent on a set of weights. A plain object, so that Keras neither tracks nor saves it.
 
     Attributes:
-        session: the last entry of the ledger that was opened for steps (`session.Session`), or None.
+        session: the session of the last entry that was opened for steps, or None.
+        training: the training that runs, or None. Only one may run at a time.
+        plan: the plan that was declared for the next trainings: (epochs, steps), one of them None; or
+            None.
         start: what is known about the weights before private training: "assumed" (to be
             independent of the private data) or "public" (the user declared that they are).
     """
 
     def __init__(self):
-        self.session = None
+        self.session, self.training, self.plan = None, None, None
         self.start = "assumed"
         self._ledger = Ledger()
-        # Planned steps of the running training that are not taken yet; they count if it ends now.
-        self.left_to_take: Callable[[], float] = lambda: 0
 
     @property
     def ledger(self) -> Ledger:
-        """Everything that was spent, up to the last step."""
+        """Everything that was spent; of the training that runs, all planned steps."""
         if self.session is not None:
-            self.session.record()
+            self.session.entry.record()
         return self._ledger
+
+    @property
+    def runs_so_far(self) -> list[Run]:
+        """The runs of the ledger; of the training that runs, only the steps taken."""
+        entries = self.ledger.entries
+        if self.training is not None and self.session is not None:
+            entry = self.session.entry
+            if not entry.closed:
+                entries[entry.run_id] = entries[entry.run_id].with_steps(entry.so_far)
+        return [run for run in entries.values() if run.steps]
 
     @property
     def next_turn(self) -> int:
         """Number of the next lot; modulo the number of groups, the group whose turn it is."""
-        return 0 if self.session is None else self.session.next_turn
-
-    @property
-    def ledger_of_files(self) -> Ledger:
-        """The ledger for files and copies: whoever chooses among them saw all planned steps."""
-        session, more = self.session, self.left_to_take()
-        if session is None or not more:
-            return self.ledger
-        return session.planned_ledger(0 if self._is_unknown(more) else more)
+        open_one = self.session is not None and not self.session.entry.closed
+        return self.session.next_turn if open_one else 0
 
     def copy(self) -> "Account":
         """An account of other weights with the same ledger; nothing is declared about those."""
         copy = Account()
-        copy._ledger.merge(self.ledger_of_files)
+        copy._ledger.merge(self.ledger)
         return copy
 
     def close_session(self) -> None:
         """Closes the session, so that it allows no further step."""
         if self.session is not None:
-            self.session.close()
-
-    def end_early(self, left_out: float) -> bool:
-        """Counts planned steps that were left out, and closes the session.
-
-        Args:
-            left_out: number of these steps; infinite if nobody knows it.
-
-        Returns:
-            False if there was no training.
-        """
-        session = self.session
-        if session is None:
-            return False
-        if self._is_unknown(left_out):
-            self.enter_unaccounted(_UNKNOWN_PLAN, declarable=False)
-            left_out = 0
-        session.end_early(left_out)
-        return True
-
-    def _is_unknown(self, left_out) -> bool:
-        """Whether neither the plan nor a budget bounds the number of planned steps."""
-        return math.isinf(left_out) and math.isinf(self.session.limit)
+            self.session.entry.close()
 
     def absorb(self, other: "Account") -> None:
         """Takes over what another account knows, and closes the other account's open session."""
         other.close_session()
         self._ledger.merge(other.ledger)
+        self.plan = self.plan or other.plan
 
     def enter_unaccounted(self, reason: str, declarable: bool = True) -> None:
         """Enters training that was not accounted; from now on no finite epsilon is proven.
@@ -181,10 +161,3 @@ def check_counted(optimizer, ledger: Ledger) -> None:
             "merge it: model.privacy.ledger.merge(Ledger.from_json(text)). Declare steps on public "
             "data by make_private(model, start='public')."
         )
-
-
-_UNKNOWN_PLAN = (
-    "The training ended before its first epoch was over, whose number of steps the data do not say, so "
-    "nobody knows how many steps were planned. Expected steps_per_epoch, a dataset that knows its "
-    "length, or a PrivacyBudget."
-)

@@ -178,7 +178,7 @@ class PrivacyProgress(_Spending):
         self._left = 0  # other callbacks may change the weights, and what is known about them, here
 
     def _spent(self):
-        curve, steps = self._curve(self.kind), self.model.privacy.steps_taken
+        curve, steps = self._curve(self.kind), self.model.privacy.steps_so_far
         self._shown, self._left = curve.at(steps), curve.next_point(steps) - steps
         return self._shown
 
@@ -273,7 +273,7 @@ class PrivacyTensorBoard(_Spending):
                 if name not in ("epsilon", "claimed_epsilon"):
                     tf.summary.scalar(f"training/{name}", value)
             for kind in ("claimed", "proven"):
-                epsilon = self._curve(kind).at(privacy.steps_taken)
+                epsilon = self._curve(kind).at(privacy.steps_so_far)
                 tf.summary.scalar(f"privacy/epsilon_{kind}", epsilon)
             for name, value in privacy.diagnostics(reset=True).items():
                 tf.summary.scalar(f"gradients/{name}", value)

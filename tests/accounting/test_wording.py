@@ -131,6 +131,7 @@ REASONS = [
     (STUDENT | {"sampling": "cyclic"}, "zero_out", "other noise and lots"),
     (STUDENT, "replace_one", "other noise and replaced records"),
     ({"insecure_seed": True}, "zero_out", "insecure seed"),
+    ({"open_plan": True}, "zero_out", "open plan"),
 ]
 
 

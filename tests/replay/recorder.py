@@ -104,7 +104,7 @@ def record(model):
         def keep(*values):
             arrays = tf.nest.pack_sequence_as(parts, values)
             numbers = {name: arrays[name].item() for name in ("clip", "scale", "rate", "counted")}
-            recording.steps.append(Step(**arrays | numbers, run_id=session.run_id))
+            recording.steps.append(Step(**arrays | numbers, run_id=session.entry.run_id))
 
         with tf.control_dependencies(parts["after"]):
             tf.numpy_function(keep, tf.nest.flatten(parts), [])

@@ -14,7 +14,7 @@ from tests.training.test_backup_folder import Killed, dying
 from tfdp.accounting import Strategy, max_steps
 from tfdp.training.backup_folder import BackupFolder
 from tfdp.training.backup_state import setup_of
-from tfdp.training.feeding import Feed, needs_order, plan_of
+from tfdp.training.feed import feed_of
 
 N, L, EPOCHS = 12, 4, 3
 PER_EPOCH = N // L
@@ -352,11 +352,11 @@ def test_another_training_does_not_go_on(other, interrupted):
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_examples_and_their_order_matter_where_they_have_places(sampling, tmp_path):
     training = Training(tmp_path, sampling=sampling)
-    model, plan = training.model(), plan_of(training.lots())
+    model, feed = training.model(), feed_of(training.lots())
     model.optimizer.build(model.trainable_variables)
-    feed, independent = Feed(None, plan, 1), ("poisson", "fixed_size", "with_replacement")
+    independent = ("poisson", "fixed_size", "with_replacement")
     assert (setup_of(model, feed)["examples"] is None) == (sampling in independent)
-    assert needs_order(feed) == (sampling in ("shuffle", "random_allocation"))
+    assert feed.needs_order == (sampling in ("shuffle", "random_allocation"))
 
 
 def test_a_training_goes_on_after_others_were_refused(interrupted, tmp_path):

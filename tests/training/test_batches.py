@@ -11,9 +11,9 @@ from helpers import data, private, sgd, steps, weights
 import tfdp
 from tests.rounding import assert_close, terms_of
 from tests.training.small import linear, small
-from tests.training.test_feeding import CLIP, after_lots, batched
+from tests.training.test_feed import CLIP, after_lots, batched
 from tfdp.accounting import BudgetExhausted
-from tfdp.training import opening, training
+from tfdp.training import describe, training
 
 DELTA = 1e-5
 
@@ -97,7 +97,7 @@ def test_data_that_ends_early_ends_training():
 
 
 def test_a_training_of_unknown_length_is_described_as_it_goes_on(monkeypatch):
-    for module in (opening, training):
+    for module in (describe, training):
         monkeypatch.setattr(module, "OPEN_ENDED", 2)
     model, known = small(sgd(noise=2.0)), small(sgd(noise=2.0))
     model.fit(iter(batches(40)), verbose=0)

@@ -1,5 +1,7 @@
 """A training that ends before its plan counts all planned steps, and so do files made during one."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -147,8 +149,87 @@ def test_an_exception_after_the_first_step_counts_the_plan():
     (run,) = model.privacy.ledger.runs
     assert (run.steps, run.taken) == (PLANNED, 3)
     assert f"3 of {PLANNED} planned steps" in model.privacy.statement(DELTA)
-    train(model)  # another run: its steps do not hide among those that were left out
-    assert entries(model) == [PLANNED, 2]
+    model.fit(*data(8), batch_size=4, verbose=0)
+    model.fit(*data(8), batch_size=4, verbose=0)
+    assert entries(model) == [PLANNED, 4]  # further steps do not hide among those left out
+
+
+def test_a_first_execution_that_fails_costs_nothing():
+    """As one that runs out of memory: the next attempt has a smaller lot."""
+    fails = [True]
+
+    def loss(y, outputs):
+        if fails:
+            raise MemoryError
+        return keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True)
+
+    model = small(compiled={"loss": loss})
+    options = {"batch_size": 4, "epochs": EPOCHS, "verbose": 0}
+    for counted in (0, PLANNED):
+        fails[:] = [True]
+        with pytest.raises(MemoryError):
+            model.fit(*data(8), **options)
+        assert steps(model) == counted
+        fails.clear()
+        model.fit(*data(8), **options)
+        assert entries(model) == [counted + PLANNED]
+
+
+@pytest.mark.parametrize("inside", ["a loop", "a callback", "a forgotten loop"])
+def test_a_training_of_shared_weights_is_refused_while_another_one_runs(inside):
+    inputs, body = keras.Input((4,)), keras.layers.Dense(4)
+    heads = [keras.Model(inputs, keras.layers.Dense(3)(body(inputs))) for _ in range(2)]
+    one, other = (small(model=model) for model in heads)
+    with pytest.raises(RuntimeError, match="Another training"):
+        if inside == "a callback":
+            train(one, 2, callbacks=[call(on_train_batch_end=lambda batch, logs: train(other))])
+        else:
+            iterator = one.privacy.steps(*data(8), batch_size=4, epochs=2)
+            next(iterator)
+            train(other)
+    if inside != "a callback":
+        iterator.close()
+    assert entries(one) == [4] and one.privacy.ledger.runs[0].taken == 1
+    train(other)
+    assert entries(one) == entries(other) == [4, 2]
+
+
+# -- a plan of several trainings ---------------------------------------------------------------------
+
+
+def test_a_loop_of_fits_that_stops_by_results_declares_its_plan():
+    model, seen = small(), []
+    model.privacy.plan(epochs=EPOCHS)
+    shows = call(on_epoch_end=lambda epoch, logs: seen.append(model.privacy.spent(DELTA).epsilon))
+    for fits in (1, 2):
+        model.fit(*data(8), batch_size=4, verbose=0, callbacks=[shows])
+        assert entries(model) == [PLANNED] and model.privacy.steps_taken == 2 * fits
+    assert seen == [epsilon_of(model, 2), epsilon_of(model, PLANNED)]
+    for _ in range(3):
+        model.fit(*data(8), batch_size=4, verbose=0)
+    assert entries(model) == [PLANNED + 2]
+
+
+@pytest.mark.parametrize("way", ["steps", "epochs of unknown length", "another model", "both"])
+def test_what_a_declared_plan_counts(way):
+    model = small()
+    if way == "both":
+        with pytest.raises(ValueError, match="either"):
+            model.privacy.plan(epochs=1, steps=1)
+    elif way == "another model":
+        model.privacy.plan(steps=PLANNED)
+        model.compile(model.optimizer, loss=model.loss, run_eagerly=True)
+        train(model)
+        assert entries(model) == [PLANNED]
+    elif way == "steps":
+        model.privacy.plan(steps=PLANNED)
+        for _ in range(2):
+            model.train_on_batch(*data(8))
+        assert entries(model) == [PLANNED] and model.privacy.steps_taken == 2
+    else:
+        model.privacy.plan(epochs=EPOCHS)
+        model.fit(of_unknown_length(), verbose=0)
+        assert entries(model) == [PLANNED] and model.privacy.steps_taken == 2
 
 
 def test_an_exception_before_the_first_step_counts_none():
@@ -216,6 +297,22 @@ def test_files_that_are_made_during_a_training_count_the_plan(tmp_path):
     assert steps_in(tmp_path / "1.keras") == PLANNED
 
 
+@pytest.mark.parametrize("options", [{}, {"steps_per_epoch": 2}])
+def test_files_of_the_first_epoch_of_an_unknown_length_prove_nothing(options, tmp_path):
+    saves = call(on_train_batch_end=lambda batch, logs: model.save(tmp_path / f"{batch}.keras"))
+    model = small()
+    data_of_two = of_unknown_length().repeat() if options else of_unknown_length()
+    model.fit(data_of_two, epochs=1, callbacks=[saves], verbose=0, **options)
+    loaded = keras.saving.load_model(tmp_path / "0.keras")
+    guarantee = loaded.privacy.spent(DELTA)
+    if options:
+        assert steps(loaded) == 2
+    else:
+        assert guarantee.epsilon == np.inf and "steps_per_epoch" in guarantee.reason
+    loaded.privacy.ledger.merge(model.privacy.ledger)
+    assert loaded.privacy.spent(DELTA).epsilon == epsilon_of(model, 2) < np.inf
+
+
 # -- loops of one's own ------------------------------------------------------------------------------
 
 
@@ -258,6 +355,22 @@ def test_a_resumed_training_counts_once(tmp_path):
         kept(tmp_path, Interrupts(3))
     model, _ = kept(tmp_path, None)
     assert entries(model) == [PLANNED] and model.privacy.ledger.runs[0].taken is None
+
+
+@pytest.mark.parametrize("at", range(1, PLANNED))
+def test_data_of_unknown_length_are_resumed_at_their_place(at, tmp_path):
+    """Also in the process that was interrupted, and at the end of an epoch."""
+    model, lots = small(), of_unknown_length()
+    ended = []
+    for interrupts in (Interrupts(at), call(on_epoch_end=lambda epoch, logs: ended.append(epoch))):
+        backup = tfdp.callbacks.BackupAndRestore(tmp_path, save_freq=1)
+        with contextlib.suppress(KeyboardInterrupt):
+            model.fit(lots, epochs=EPOCHS, callbacks=[backup, interrupts], verbose=0)
+        counted = np.inf if at <= 2 and not ended else PLANNED
+        assert model.privacy.steps_if_ended == counted
+    assert entries(model) == [PLANNED] == [model.privacy.steps_taken]
+    assert ended == [*range(EPOCHS)][-len(ended) :]
+    assert model.privacy.spent(DELTA).epsilon < np.inf
 
 
 def test_an_end_that_is_decided_between_a_crash_and_the_next_step(tmp_path):

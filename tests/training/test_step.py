@@ -145,9 +145,9 @@ def test_what_is_declared_is_what_is_assumed(arguments, factor, mixes, monkeypat
     "compiled", [GRAPH, pytest.param(GRAPH | {"jit_compile": True}, marks=pytest.mark.slow)]
 )
 def test_rows_beyond_the_largest_lot_change_nothing(compiled, monkeypatch):
-    """The plan declares smaller lots than the lot that arrives, as a faulty source might."""
-    plan, smaller, found = private_training.Plan, Unknown(num_examples=8, lot_size=4), []
-    monkeypatch.setattr(private_training, "Plan", lambda **kw: plan(**kw | {"sampling": smaller}))
+    """The feed declares smaller lots than the lot that arrives, as a faulty source might."""
+    feed, smaller, found = private_training.Feed, Unknown(num_examples=8, lot_size=4), []
+    monkeypatch.setattr(private_training, "Feed", lambda _, **kw: feed(smaller, **kw))
     for rows in (8, 4):
         for network in (normalized_by_the_lot(), None):
             model = small(sgd(noise=0.0), network, compiled)
@@ -225,7 +225,7 @@ def test_no_step_runs_beyond_its_table():
     with pytest.raises(ValueError, match="2 values"):
         model.train_on_batch(*data(8))
     with pytest.raises(tfdp.accounting.BudgetExhausted, match="2 steps"):
-        model.privacy.account.session.authorize(1)
+        model.privacy.account.session.entry.authorize(1)
     assert steps(model) == 2
 
 

@@ -73,8 +73,9 @@ DECLARED: Table = {
     ),
     "steps": (
         always,
-        "The number of steps was fixed beforehand. Stopping earlier, or choosing among the "
-        "weights, by released values or by held-out data is covered.",
+        "The number of steps, over all calls of fit, was fixed beforehand or declared by "
+        "privacy.plan. Stopping earlier, or choosing among the weights, by released values or by "
+        "held-out data is covered.",
     ),
     "sizes": (
         lambda run, _: not (run.sampling.nominal or isinstance(run.sampling, Unknown)),
@@ -301,6 +302,12 @@ UNPROVEN: Table = {
         "The noise (or the secret choice of examples) came from a seed that somebody chose and may "
         "know. With the same seed, the noise of two runs cancels, so nothing is proven. Remove "
         "that seed (--insecure_seed, seed=): a public --seed of the initial weights does no harm.",
+    ),
+    "open plan": (
+        lambda run, _: run.open_plan,
+        "The training ended, or a file was saved, before the end of its first epoch, whose number of "
+        "steps the data do not say, so the number of planned steps is unknown. Pass steps_per_epoch, "
+        "a dataset that knows its length, or set a PrivacyBudget.",
     ),
 }
 

@@ -140,10 +140,12 @@ class Ledger:
         self.changes += 1
         return run_id
 
-    def record(self, run_id: str, steps: int, taken: int | None = None) -> None:
+    def record(
+        self, run_id: str, steps: int, taken: int | None = None, open_plan: bool = False
+    ) -> None:
         """Sets the total number of steps spent by a run; record a step before it is executed.
 
-        `taken` is the number of steps taken, where planned steps count, too; None for all.
+        `taken` and `open_plan` are those of `Run`.
 
         Raises:
           LedgerError: For an unknown id, or fewer steps than were recorded before.
@@ -155,7 +157,12 @@ class Ledger:
                 f"Expected at least the {entry.steps} steps that run {run_id} has spent already. "
                 f"Received {steps}. A ledger never goes back; open a new run instead."
             )
-        self._entries[run_id] = entry.with_steps(int(steps), taken)
+        self._entries[run_id] = entry.with_steps(int(steps), taken, open_plan)
+
+    def take_back(self, run_id: str, steps: int) -> None:
+        """Lowers the steps of a run to `steps`: the others were planned, and never run."""
+        entry = self._entry(run_id)
+        self._entries[run_id] = entry.with_steps(min(steps, entry.steps))
 
     def extend(self, run_id: str, run: Run) -> None:
         """Replaces the description of a run by one that covers more steps; its `steps` is ignored.
@@ -164,7 +171,7 @@ class Ledger:
           LedgerError: If `run` differs in anything but longer tables.
         """
         entry = self._entry(run_id)
-        longer = check_run(run).with_steps(entry.steps, entry.taken)
+        longer = check_run(run).with_steps(entry.steps, entry.taken, entry.open_plan)
         if longer.past() != entry.past():
             raise LedgerError(
                 f"Expected the run {run_id} with longer schedules. Received another run. Open a "
@@ -194,6 +201,8 @@ class Ledger:
         for run_id, run in other._entries.items():
             mine = merged.get(run_id, run)
             longer, shorter = (run, mine) if run.steps > mine.steps else (mine, run)
+            if longer.steps == shorter.steps and not shorter.open_plan:
+                longer, shorter = shorter, longer  # the plan is known by now
             # Both descriptions have to agree on the steps that the shorter one has spent.
             if longer.with_steps(shorter.steps).past() != shorter.past():
                 raise LedgerError(

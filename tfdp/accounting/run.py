@@ -35,6 +35,7 @@ class Run:
         depend on these data.
       insecure_seed: Whether the noise, or the secret choice of lots, came from a seed of the user's.
       taken: Number of steps that were taken, where the planned `steps` are counted; None for all.
+      open_plan: Whether more steps may be planned, and nobody knows how many; then nothing is proven.
 
     Raises:
       ValueError: If a value is out of range, or the parts do not fit together.
@@ -56,6 +57,7 @@ class Run:
     start: str = "assumed"
     insecure_seed: bool = False
     taken: int | None = None
+    open_plan: bool = False
 
     def __post_init__(self):
         for name, kind in (
@@ -70,6 +72,7 @@ class Run:
             steps=whole("steps", self.steps, 0),
             taken=None if taken == self.steps else taken,
             insecure_seed=flag("insecure_seed", self.insecure_seed),
+            open_plan=flag("open_plan", self.open_plan),
             start=one_of("start", self.start, STARTS),
         )
         self.contribution.check(self.sampling)
@@ -84,9 +87,9 @@ class Run:
         """A field of the mechanism, such as "noise_multiplier", as an array of length `steps`."""
         return self.mechanism.schedule(name, self.steps)
 
-    def with_steps(self, steps: int, taken: int | None = None) -> "Run":
+    def with_steps(self, steps: int, taken: int | None = None, open_plan: bool = False) -> "Run":
         """Returns a copy with `steps` steps, of which `taken` were taken (None for all)."""
-        return dataclasses.replace(self, steps=steps, taken=taken)
+        return dataclasses.replace(self, steps=steps, taken=taken, open_plan=open_plan)
 
     def with_noise(self, noise: float) -> "Run":
         """Returns a copy whose noise multiplier is `noise`; a table is multiplied by `noise`."""
@@ -105,19 +108,23 @@ class Run:
 
     def past(self) -> "Run":
         """A copy with tables cut at `steps`; equal for two runs that executed the same steps."""
-        return dataclasses.replace(self, mechanism=self.mechanism.cut(self.steps), taken=None)
+        return dataclasses.replace(
+            self, mechanism=self.mechanism.cut(self.steps), taken=None, open_plan=False
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-safe description; tables become `{"values": ..., "counts": ...}`."""
         fields = {"version": _VERSION} | to_record(self)
         if self.taken is None:
             del fields["taken"]
+        if not self.open_plan:
+            del fields["open_plan"]
         return fields
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Run":
         """Inverse of `to_dict`. Raises ValueError for other fields or another version."""
-        fields = {"taken": None} | fields
+        fields = {"taken": None, "open_plan": False} | fields
         version = fields.pop("version", None)
         if version != _VERSION:
             raise ValueError(

@@ -16,8 +16,8 @@ from tfdp.accounting.choices import CorrelatedNoise
 from tfdp.accounting.mechanisms import NoMechanism, mechanism_class
 from tfdp.experiments.settings import Experiment
 from tfdp.optimizers import MECHANISMS, NoisySGD
-from tfdp.training.feeding import plan_of, sampling_of
-from tfdp.training.opening import planned_run
+from tfdp.training.describe import planned_run
+from tfdp.training.feed import feed_of, sampling_of
 
 # Parameters of Keras optimizers that share their name with an unrelated setting.
 _FOREIGN = ("epsilon",)
@@ -136,8 +136,8 @@ def plan(experiment: Experiment, lots, steps: int, model: keras.Model) -> Run:
         epochs = np.arange(steps) // lots.steps_per_epoch
         noise = [float(each) for each in noise * experiment.noise_decay**epochs]
     optimizer = make_optimizer(experiment, lots, steps, noise)
-    drawn = dataclasses.replace(plan_of(lots, experiment.physical_batch_size), steps=steps)
-    planned = planned_run(model, drawn, optimizer, model.privacy.account.start)
+    feed = feed_of(lots, experiment.physical_batch_size)
+    planned = planned_run(model, feed, steps, optimizer, model.privacy.account.start)
     # With an insecure seed nothing finite is proven, so no noise would satisfy the calibration.
     # Therefore the plan declares secret noise; the ledger records the insecure seed.
     planned = dataclasses.replace(planned, insecure_seed=False)

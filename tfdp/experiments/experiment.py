@@ -208,7 +208,7 @@ def _saving(task, folder, every) -> list[keras.callbacks.Callback]:
             delta=delta,
             adjacency=experiment.adjacency,
         )
-        backup.planned_steps = task.steps
+        task.model.privacy.plan(steps=task.steps)  # several calls of fit take them
         return [PrivacyTensorBoard(folder.log_dir, delta, experiment.adjacency), backup]
     os.makedirs(folder.backup, exist_ok=True)
     return [

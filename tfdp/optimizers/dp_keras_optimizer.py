@@ -287,7 +287,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
 
         Args:
             session: the session; its variables have the values of the state.
-            state: from `secret_state`, after `session.taken - lost` steps.
+            state: from `secret_state`, after `session.entry.taken - lost` steps.
             lost: number of steps that were counted after the state was made, whose results are lost.
         """
         self.begin(session)

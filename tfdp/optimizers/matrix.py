@@ -98,7 +98,7 @@ class MatrixDPOptimizer(DPKerasOptimizer):
         # with it.
         source, shapes = NoiseSource.with_key(state["key"]), [v.shape for v in session.variables]
         table = np.ravel(session.run.mechanism.noise_multiplier)
-        for step in range(session.taken - lost, session.taken):
+        for step in range(session.entry.taken - lost, session.entry.taken):
             fresh = source.gaussians(step, float(table[step % len(table)]), shapes)
             self._correlated.correlate(fresh, step)
 

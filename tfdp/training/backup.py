@@ -17,7 +17,8 @@ from tfdp.account import Account
 from tfdp.accounting.guarantee import check_adjacency, check_delta, format_epsilon
 from tfdp.training.backup_folder import BackupFolder
 from tfdp.training.backup_state import give_state, setup_of, take_state
-from tfdp.training.feeding import Feed, Place, needs_order
+from tfdp.training.feed import Feed
+from tfdp.training.position import Position
 from tfdp.training.steering import list_of
 
 # Steps are reserved for so many seconds at a time: what a crash may lose besides the last state.
@@ -63,7 +64,6 @@ class BackupAndRestore(keras.callbacks.Callback):
         restarts: how often the training was resumed, in all processes.
         lost_steps: number of steps that are counted and not in the weights, in all processes.
         earlier_seconds: time of the training in earlier processes, up to their last states.
-        planned_steps: number of steps of a training that several calls of `fit` make; None otherwise.
         epochs: the logs of the epochs that have ended, in all processes, by their numbers.
 
     Example:
@@ -109,7 +109,6 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._delete = delete_checkpoint
         self._delta = None if delta is None else check_delta(delta)
         self._adjacency = None if adjacency is None else check_adjacency(adjacency)
-        self.planned_steps: int | None = None
         self.restarts, self.lost_steps, self.earlier_seconds = 0, 0, 0.0
         self.epochs: dict[int, dict] = {}
         self._first_attached = None
@@ -122,42 +121,40 @@ class BackupAndRestore(keras.callbacks.Callback):
     # -- what `fit` calls ------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def attached(self, model, account: Account, feed: Feed, epoch: int, epochs: int):
-        """Context of one fit, which gives the place where the training begins or resumes.
+    def attached(self, model, account: Account, feed: Feed, start: Position):
+        """Context of one fit, which gives the position where the training begins or resumes.
 
         Args:
             model: a private model that is compiled and built.
             account: the account of its weights.
             feed: what the fit draws from.
-            epoch: the first epoch of a training from its beginning.
-            epochs: the epoch before which it ends.
+            start: the position of a training from its beginning.
         """
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         self.set_model(model)
         self._first_attached = self._first_attached or time.monotonic()
         self._account, self._session, self._ended = account, None, None
-        self._setup, self._length, self._last_epoch = setup_of(model, feed), feed.steps, epochs
+        self._setup, self._length, self._last_epoch = setup_of(model, feed), feed.steps, start.until
         self._folder.enter()
         try:
-            place = self._resumed(feed, epoch)
+            position = self._resumed(feed, start)
             with self._interruptions:
-                yield place
+                yield position
                 self._end()
         finally:
             self._detach()
 
-    def _resumed(self, feed, epoch) -> Place:
-        """The place where the training begins, after the state was put into the model."""
+    def _resumed(self, feed, start) -> Position:
+        """The position where the training begins, after the state was put into the model."""
         found = self._folder.read()
         if found is None:
             self.restarts, self.lost_steps, self.epochs = 0, 0, {}
-            return Place(
-                epoch, order=feed.plan.lots.new_order().hex() if needs_order(feed) else None
-            )
+            order = feed.lots.new_order().hex() if feed.needs_order else None
+            return dataclasses.replace(start, order=order)
         about, arrays, reserved = found
         notes = about["notes"]
-        place, lost = give_state(
+        position, lost = give_state(
             self.model, self._account, feed, self._setup, about, arrays, reserved
         )
         if about["run_id"] != self._run_id:  # else a second fit of one process, which is no restart
@@ -170,11 +167,11 @@ class BackupAndRestore(keras.callbacks.Callback):
                 "after that: they stay counted, but their results are lost. Step %s is the next one.",
                 self._folder.path, f"{about['steps']:,}", f"{lost:,}", f"{about['steps'] + lost + 1:,}",
             )  # fmt: skip
-        if feed.steps is not None and place.step >= feed.steps:  # the epochs are shorter now
-            place = place.next_epoch()
+        if feed.steps is not None and position.step >= feed.steps:  # the epochs are shorter now
+            position = position.next_epoch()
         if notes["ended"] == self._last_epoch:  # perhaps early; it has ended all the same
-            place = dataclasses.replace(place, epoch=self._last_epoch, step=0)
-        return place
+            position = dataclasses.replace(position, epoch=self._last_epoch, step=0)
+        return dataclasses.replace(position, until=max(position.until, start.until))
 
     def with_earlier_epochs(self, history):
         """Returns the history of a fit, with the epochs that ended before the training resumed.
@@ -188,40 +185,39 @@ class BackupAndRestore(keras.callbacks.Callback):
         }
         return history
 
-    def begin(self, training, session) -> None:
-        """Writes the first state of a session, before any of its steps is authorized.
+    def before_steps(self, training, session, steps: int) -> None:
+        """Makes steps safe on the disk, before they are authorized.
 
-        So a run has a state before its first reservation, and the state has the key of the session.
+        The first state of a session is written before any of its steps. So a run has a state before its
+        first reservation, and the state has the key of the session.
 
         Args:
-            training: the training, with the place of its next step.
+            training: the training, with the position of its next step.
             session: its open session.
+            steps: number of steps that are wanted.
 
         Raises:
-            OSError: the state could not be written.
+            OSError: the state, or the reservation, could not be written.
         """
-        if session is self._session:
+        entry = session.entry
+        if session is not self._session:
+            self._training, self._session, self._run_id = training, session, entry.run_id
+            self._reserved = self._reserved_after = entry.taken
+            self._write()
+            self._reserved_at = time.monotonic()
+        wanted = entry.taken + int(min(steps, entry.left))
+        if wanted <= self._reserved:
             return
-        self._training, self._session, self._run_id = training, session, session.run_id
-        self._reserved = self._reserved_after = session.taken
-        self._write()
-        self._reserved_at = time.monotonic()
-
-    def reserve(self, steps: int) -> None:
-        """Reserves steps on the disk that were just authorized, before they begin."""
-        session, now = self._session, time.monotonic()
-        if session.taken <= self._reserved:
-            return
-        before = session.taken - steps
+        now = time.monotonic()
         passed = max(now - self._reserved_at, 1e-6)
-        speed = (before - self._reserved_after) / passed
+        speed = (entry.taken - self._reserved_after) / passed
         ahead = math.ceil(speed * max(_AHEAD, self._reserving / _SHARE))
         if isinstance(self._save_freq, int):
             ahead = min(ahead, self._save_freq)  # who wants states often wants to lose little
-        last = min(session.run.steps, session.limit)
-        self._reserved = int(max(session.taken, min(before + ahead, last)))
-        self._folder.reserve(session.run_id, self._reserved)
-        self._reserved_at, self._reserved_after = time.monotonic(), before
+        last = min(entry.run.steps, entry.limit)
+        self._reserved = int(max(wanted, min(entry.taken + ahead, last)))
+        self._folder.reserve(entry.run_id, self._reserved)
+        self._reserved_at, self._reserved_after = time.monotonic(), entry.taken
         self._reserving = self._reserved_at - now
 
     def _end(self):
@@ -238,9 +234,9 @@ class BackupAndRestore(keras.callbacks.Callback):
     def _detach(self):
         session = self._session
         if self._folder.holds_state:
-            if session is not None and session.taken < self._reserved:
+            if session is not None and session.entry.taken < self._reserved:
                 with contextlib.suppress(OSError):  # then steps that were not begun stay counted
-                    self._folder.reserve(session.run_id, session.taken)
+                    self._folder.reserve(session.entry.run_id, session.entry.taken)
             self._account.close_session()  # the run is resumed from the state, and nowhere else
         self._folder.leave()
         self._account = None
@@ -281,7 +277,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         if self._save_freq == "epoch":
             return False
         if self._save_freq is not None:
-            return self._session.taken - self._saved_after >= self._save_freq
+            return self._session.entry.taken - self._saved_after >= self._save_freq
         least = max(self._seconds, self._writing / _SHARE)
         return time.monotonic() - self._saved_at >= least
 
@@ -311,12 +307,10 @@ class BackupAndRestore(keras.callbacks.Callback):
             "seconds": self.earlier_seconds + started - self._first_attached,
             "epochs": epochs,
         }
-        self._saved_at, self._saved_after = started, self._session.taken
-        planned = self._training.planned
-        planned = None if math.isinf(planned) else planned
-        place = dataclasses.replace(self._training.place, planned=planned)
+        self._saved_at, self._saved_after = started, self._session.entry.taken
+        position = self._training.position
         self._folder.write(
-            *take_state(self.model, self._account, self._setup, self._length, place, notes)
+            *take_state(self.model, self._account, self._setup, self._length, position, notes)
         )
         self._writing = time.monotonic() - started
 
@@ -340,25 +334,24 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _spent(self) -> list[str]:
         """What was spent, if the training is resumed and if it is not."""
-        taken, planned = self._session.taken, self.planned_steps
-        if planned is None and self._length is not None:
-            planned = self._session.run.steps
-        of = "" if planned is None else f" of {planned:,}"
-        notes = [f"Stopped after step {taken:,}{of}{self._epsilon(0)}."]
-        if taken != planned:
-            cost = "" if planned is None else self._epsilon(planned - taken)
+        ledger, entry = self._account.ledger, self._session.entry
+        is_open = ledger.entries[entry.run_id].open_plan
+        of = "" if is_open or self._length is None else f" of {entry.counted:,}"
+        so_far = self._epsilon(self._account.runs_so_far)
+        notes = [f"Stopped after step {entry.taken:,}{of}{so_far}."]
+        if is_open or entry.counted > entry.taken:
+            cost = self._epsilon(ledger.runs)
             notes.append(f"All planned steps count if the training is never resumed{cost}.")
         return notes
 
-    def _epsilon(self, more: int) -> str:
-        """The proven epsilon with further steps, in words; nothing where no delta is known."""
-        ledger = self._session.planned_ledger(more)
-        budget = ledger.budget
+    def _epsilon(self, runs) -> str:
+        """The proven epsilon of runs, in words; nothing where no delta is known."""
+        budget = self._account.ledger.budget
         if self._delta is None and budget is None:
             return ""
         delta = budget.delta if self._delta is None else self._delta
         usual = "zero_out" if budget is None else budget.adjacency
-        spent = accounting.proven_composition(ledger.runs, delta, self._adjacency or usual)
+        spent = accounting.proven_composition(runs, delta, self._adjacency or usual)
         return (
             f" (proven epsilon {format_epsilon(spent.epsilon)} at delta {delta:g}, adjacency "
             f"{spent.adjacency})"

@@ -14,16 +14,17 @@ import numpy as np
 from tfdp.account import Account
 from tfdp.accounting import Ledger
 from tfdp.accounting.sampling import sampling_class
-from tfdp.session import Session
+from tfdp.entry import Entry
 from tfdp.training.backup_folder import BackupError
-from tfdp.training.feeding import Feed, Place
-from tfdp.training.opening import planned_facts
+from tfdp.training.describe import facts_of, session_of
+from tfdp.training.feed import Feed
+from tfdp.training.position import Position
 
-_VERSION = 7
+_VERSION = 8
 
 
 def take_state(
-    model, account: Account, setup: dict, length: int | None, place: Place, notes: dict
+    model, account: Account, setup: dict, length: int | None, position: Position, notes: dict
 ) -> tuple[dict, dict[str, np.ndarray]]:
     """Returns the state of a private model after its last step: (about, arrays), for a `BackupFolder`.
 
@@ -32,7 +33,7 @@ def take_state(
         account: the account of its weights, with a session.
         setup: from `setup_of`.
         length: number of steps of an epoch of this fit, or None.
-        place: the place of the next step.
+        position: the position of the next step.
         notes: what a later process tells of this one; JSON-safe.
     """
     session, secrets = account.session, model.optimizer.secret_state()
@@ -40,11 +41,12 @@ def take_state(
     about = {
         "setup": setup,
         "ledger": account.ledger.to_json(),
-        "run_id": session.run_id,
+        "run_id": session.entry.run_id,
         "first_iteration": session.first_iteration,
-        "steps": session.taken,
+        "steps": session.entry.taken,
+        "declared": session.entry.declared,
         "turn": session.next_turn,
-        "place": dataclasses.asdict(place),
+        "position": dataclasses.asdict(position),
         "length": length,
         "notes": notes,
     }
@@ -53,7 +55,7 @@ def take_state(
 
 def give_state(
     model, account: Account, feed: Feed, setup: dict, about: dict, arrays: dict, reserved: int
-) -> tuple[Place, int]:
+) -> tuple[Position, int]:
     """Puts a state into a model and opens the session of the saved run, which the fit continues.
 
     Args:
@@ -65,7 +67,7 @@ def give_state(
         reserved: number of steps of the run that may have been begun.
 
     Returns:
-        The place of the next step, and the number of lost steps.
+        The position of the next step, and the number of lost steps.
 
     Raises:
         BackupError: the state is of another model or of other data.
@@ -75,7 +77,7 @@ def give_state(
     run = ledger.entries[run_id]
     other = [name for name, value in setup.items() if about["setup"].get(name) != value]
     if other in ([], ["examples"]):  # whose places matter with some samplings only
-        facts = planned_facts(model, feed.plan, optimizer, account.start)
+        facts = facts_of(model, feed, optimizer, account.start)
         other = facts.differences(run) or other
     if other:
         raise BackupError(
@@ -84,22 +86,20 @@ def give_state(
         )
     # This process may have continued the same run itself, after an interruption.
     taken = max(kept, reserved, ledger.taken(run_id), account.ledger.taken(run_id))
-    # Planned steps may count beyond those taken.
-    ledger.record(run_id, max(taken, ledger.steps(run_id)), taken)
-    run, lost = ledger.entries[run_id], taken - kept
+    # All planned steps count already.
+    ledger.record(run_id, max(taken, ledger.steps(run_id)), taken, run.open_plan)
+    lost = taken - kept
     first, turn = about["first_iteration"], about["turn"] + lost
     account.close_session()
     account.ledger.merge(ledger)
     assign_arrays(model, arrays)
     optimizer.iterations.assign(first + taken)
     secrets = {n.partition(".")[2]: a for n, a in arrays.items() if n.startswith("secret.")}
-    plan, variables = dataclasses.replace(feed.plan, turn=turn), model.trainable_variables
-    with model.distribute_strategy.scope():  # its counter has a copy for each replica
-        account.session = Session(
-            account.ledger, run, plan, optimizer, variables, first, (run_id, taken)
-        )
+    entry = Entry(account.ledger, run.with_steps(run.steps), run_id, about["declared"])
+    account.plan = None  # the state has what was declared
+    account.session = session_of(model, entry, dataclasses.replace(feed, turn=turn), first)
     optimizer.resume(account.session, secrets, lost)
-    return _later(Place(**about["place"]), lost, about["length"]), lost
+    return Position(**about["position"]).after_lost(lost, about["length"]), lost
 
 
 def setup_of(model, feed: Feed) -> dict:
@@ -109,7 +109,7 @@ def setup_of(model, feed: Feed) -> dict:
         model: a compiled private model that is built.
         feed: what the next fit draws from.
     """
-    lots = feed.plan.lots
+    lots = feed.lots
     places = lots is not None and (sampling_class(lots.sampling).whole_epochs or lots.groups > 1)
     return {
         "version": _VERSION,
@@ -117,15 +117,6 @@ def setup_of(model, feed: Feed) -> dict:
         "variables": shapes_of(model),
         "examples": lots.fingerprint() if places else None,
     }
-
-
-def _later(place: Place, steps: int, length: int | None) -> Place:
-    """The place so many steps later."""
-    place = place.later(steps)
-    if length is None:
-        return place
-    epochs, step = divmod(place.step, length)
-    return dataclasses.replace(place, epoch=place.epoch + epochs, step=step)
 
 
 def arrays_of(model) -> dict[str, np.ndarray]:

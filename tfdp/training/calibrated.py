@@ -1,6 +1,5 @@
 """`make_private_with_epsilon`: a private model whose noise spends a budget in the planned epochs."""
 
-import dataclasses
 from typing import NamedTuple
 
 import keras
@@ -14,9 +13,9 @@ from tfdp.data.arrays import common_length
 from tfdp.optimizers import DPKerasOptimizer, make_dp_optimizer_class
 from tfdp.training.batches import is_batches
 from tfdp.training.building import build_for
+from tfdp.training.describe import planned_run
 from tfdp.training.dp_model import make_private
-from tfdp.training.feeding import plan_of, plan_of_dataset
-from tfdp.training.opening import planned_run
+from tfdp.training.feed import feed_of
 
 
 class Calibrated(NamedTuple):
@@ -117,10 +116,10 @@ def make_private_with_epsilon(
             "budget would exceed it. Expected fresh weights; or use tfdp.accounting.noise_for with "
             "what is left."
         )
-    plan = plan_of(data, physical) if isinstance(data, Lots) else plan_of_dataset(data, physical)
-    per_epoch = data.steps_per_epoch if isinstance(data, Lots) else plan.steps
-    plan = dataclasses.replace(plan, steps=max(1, round(epochs * per_epoch)))
-    run = planned_run(model, plan, optimizer, model.privacy.account.start)
+    feed = feed_of(data, physical)
+    per_epoch = data.steps_per_epoch if isinstance(data, Lots) else feed.steps
+    steps = max(1, round(epochs * per_epoch))
+    run = planned_run(model, feed, steps, optimizer, model.privacy.account.start)
     too_large = delta_warning(delta, run.sampling.num_examples)
     if too_large:
         logging.warning("%s", too_large)

@@ -3,18 +3,9 @@
 import keras
 import numpy as np
 
-from tfdp._compat.keras import (
-    input_structure,
-    is_graph_of_layers,
-    layers_of,
-    normalizes_by_batch,
-    uses_of,
-    was_given_vocabulary,
-)
-from tfdp.data import check_labels
+from tfdp._compat.keras import layers_of, normalizes_by_batch, was_given_vocabulary
 from tfdp.layers import PublicBatchNormalization, PublicExamples
 from tfdp.optimizers import DPKerasOptimizer
-from tfdp.training.building import outputs_for
 
 _BATCH_NORM = (
     "normalizes each example with statistics of the whole batch, so one example changes the gradients "
@@ -165,57 +156,3 @@ def check_optimizer(model, optimizer) -> None:
             f"Received: {type(optimizer).__name__}. For training without privacy, use the plain "
             "Keras model."
         )
-
-
-def check_targets(model, x, y) -> None:
-    """Raises ValueError if targets are missing, or integer labels are no indices of the outputs.
-
-    Args:
-        model: a compiled Keras model.
-        x: structure of arrays, with a leading dimension of rows.
-        y: labels; only one array with a sparse categorical loss is checked. None if there are none.
-    """
-    loss = model.loss
-    own = type(model).compute_loss is not keras.Model.compute_loss or "compute_loss" in vars(model)
-    if y is None and loss is not None and not own:
-        raise ValueError(
-            "The model was compiled with a loss, which compares outputs with targets. Expected y, or "
-            "a model without a compiled loss whose layers call add_loss. Received y=None."
-        )
-    sparse = isinstance(loss, keras.losses.SparseCategoricalCrossentropy) or (
-        loss == "sparse_categorical_crossentropy"
-    )
-    if not sparse or y is None or isinstance(y, (dict, list, tuple)):
-        return
-    outputs = outputs_for(model, x)
-    classes = outputs[0].shape[-1] if len(outputs) == 1 else None
-    if classes is None:
-        return
-    left_out = getattr(loss, "ignore_class", None)
-    check_labels(y if left_out is None else np.where(np.equal(y, left_out), 0, y), classes)
-
-
-def check_tokens(model, x) -> None:
-    """Raises ValueError if arrays of tokens hold one that an embedding has no vector for.
-
-    Only inputs of Sequential and functional models that go straight to an `Embedding` are checked.
-    In a step, the gradient of such an example counts zero.
-
-    Args:
-        model: a Keras model.
-        x: inputs, a structure of arrays.
-    """
-    if not is_graph_of_layers(model) or not model.built:
-        return
-    pairs = zip(keras.tree.flatten(input_structure(model)), keras.tree.flatten(x), strict=False)
-    known = {id(entry): array for entry, array in pairs if np.size(array)}
-    for layer in layers_of(model):
-        if isinstance(layer, keras.layers.Embedding):
-            fed = [known.get(id(tokens[0])) for tokens, _ in uses_of(layer) if tokens]
-            for array in fed:
-                if array is not None and not 0 <= np.min(array) <= np.max(array) < layer.input_dim:
-                    raise ValueError(
-                        f"Embedding '{layer.name}' has vectors for the tokens 0 to "
-                        f"{layer.input_dim - 1}. Received tokens from {np.min(array)} to "
-                        f"{np.max(array)}."
-                    )

@@ -32,7 +32,7 @@ class SavedWithLedger:
 
     def save_own_variables(self, store):
         """Writes the model's own variables, and the ledger beside them."""
-        write_text(store, LEDGER_KEY, self.privacy.account.ledger_of_files.to_json())
+        write_text(store, LEDGER_KEY, self.privacy.account.ledger.to_json())
         super().save_own_variables(store)
 
     def load_own_variables(self, store):
@@ -119,13 +119,13 @@ def save_to_preset(self, preset_dir, *args, **kwargs):
     with plainly(*layers_of(self, itself=True)):
         self.save_to_preset(preset_dir, *args, **kwargs)
     path = pathlib.Path(preset_dir, PRESET_LEDGER)
-    path.write_text(self.privacy.account.ledger_of_files.to_json())
+    path.write_text(self.privacy.account.ledger.to_json())
 
 
 def save_lora_weights(self, filepath):
     """Writes KerasHub's file of low-rank factors, and the ledger into it."""
     self._tfdp_base.save_lora_weights(self, filepath)
-    add_text(filepath, LEDGER_KEY, self.privacy.account.ledger_of_files.to_json())
+    add_text(filepath, LEDGER_KEY, self.privacy.account.ledger.to_json())
 
 
 def load_lora_weights(self, filepath):

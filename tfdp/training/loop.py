@@ -10,10 +10,12 @@ from collections.abc import Iterator
 import keras
 import tensorflow as tf
 
+from tfdp.training.position import Position
+
 
 def steps_of(model, feed, epochs: int) -> Iterator[dict[str, float]]:
     """Yields the logs of each step of a private model on a feed; `ModelPrivacy.steps` describes it."""
-    with model._training(feed.planned(epochs), epochs=epochs) as training:
+    with model._training(feed, Position(until=epochs), epochs) as training:
         iterator = None
         for _ in range(epochs):
             if iterator is None or feed.steps_per_epoch is None:

@@ -1,6 +1,7 @@
 """`model.privacy`: everything about the privacy of a private model under one name."""
 
 import dataclasses
+import math
 import os
 from collections.abc import Iterator
 
@@ -16,7 +17,7 @@ from tfdp.gradients.diagnostics import Diagnostics
 from tfdp.gradients.lot import ENGINES
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.training.export import export
-from tfdp.training.feeding import Feeder
+from tfdp.training.feed import Feeder
 from tfdp.training.loop import steps_of
 
 
@@ -45,7 +46,6 @@ class ModelPrivacy:
         self.physical_batch_size = None
         self.feeder = Feeder(None)
         self.public_preprocessing = ()
-        self.training = None  # the `Training` that runs
         self.collected = Diagnostics()
         self._account = Account()  # becomes the account of the weights once the model has any
 
@@ -63,6 +63,8 @@ class ModelPrivacy:
         max_examples_per_user: int = 1,
     ) -> Guarantee:
         """Returns the guarantee for everything that was trained so far.
+
+        While a training runs, its steps up to now count; when it has ended, all planned steps.
 
         Args:
             delta: in (0, 1); None takes the delta of the budget.
@@ -155,7 +157,7 @@ class ModelPrivacy:
         optimizer, account = getattr(self._model, "optimizer", None), self.account
         if isinstance(optimizer, DPKerasOptimizer):
             check_counted(optimizer, account.ledger)
-        runs = account.ledger.runs
+        runs = account.runs_so_far
         if account.start == "public":  # declared later, perhaps
             runs = [dataclasses.replace(run, start="public") for run in runs]
         if max_examples_per_user == 1:
@@ -185,13 +187,22 @@ class ModelPrivacy:
     def earlier_runs(self) -> list[Run]:
         """The runs on these weights other than the open ledger entry."""
         session = self.account.session
-        return self.ledger.runs if session is None else session.earlier()
+        return self.ledger.runs if session is None else session.entry.earlier()
 
     @property
     def steps_taken(self) -> int:
         """Number of steps of the open ledger entry so far."""
         session = self.account.session
-        return 0 if session is None else session.taken
+        return 0 if session is None else session.entry.taken
+
+    @property
+    def steps_so_far(self) -> int:
+        """Number of steps of the open ledger entry that count if the training carries out its plan.
+
+        Those taken, and those that earlier trainings left out.
+        """
+        session = self.account.session
+        return 0 if session is None else session.entry.so_far
 
     @property
     def steps_if_ended(self) -> float:
@@ -199,16 +210,17 @@ class ModelPrivacy:
 
         All planned steps count, as far as budgets allow them. Infinite if nobody knows their number.
         """
-        account = self.account
-        if account.session is None:
+        session, ledger = self.account.session, self.ledger
+        if session is None:
             return 0
-        return account.session.planned_steps(account.left_to_take())
+        is_open = ledger.entries[session.entry.run_id].open_plan
+        return math.inf if is_open else session.entry.counted
 
     @property
     def steps_left(self) -> float:
         """Number of steps that budgets and tables of the run still allow; infinite without a limit."""
         session = self.account.session
-        return float("inf") if session is None else session.left
+        return math.inf if session is None else session.entry.left
 
     # -- training and release --------------------------------------------------------------------
 
@@ -268,19 +280,45 @@ class ModelPrivacy:
         )
         return steps_of(self._model, feed, epochs)
 
-    def count_left_out(self, steps: int) -> None:
-        """Counts steps that were planned, and are left out because of what earlier steps showed.
+    def plan(self, *, epochs: int | None = None, steps: int | None = None) -> None:
+        """Declares what the next trainings will take together, before the first step of them.
 
-        An epsilon is proven for a number of steps that is fixed without looking at the weights. `fit`
-        and `steps` count all planned steps where they end early; for a loop of `train_on_batch`, only
-        you know the plan.
+        An epsilon is proven for a number of steps that is fixed without looking at the weights. Each
+        `fit` and `steps` counts its own plan. A loop that calls them, or `train_on_batch`, until
+        the result is good enough has a larger plan, which only you know. The steps of a
+        declared plan count from the first of them on; trainings of the same settings carry it out.
+
+        Args:
+            epochs, steps: number of epochs, or of steps; exactly one of them.
+
+        Example:
+            >>> import keras, numpy as np, tfdp
+            >>> model = tfdp.make_private(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
+            >>> model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.1), "mse")
+            >>> x = np.zeros((100, 2), "float32")
+            >>> model.privacy.plan(epochs=10)
+            >>> for _ in range(5):
+            ...     _ = model.fit(x, x[:, :1], batch_size=10, epochs=2, verbose=0)
+            ...     if model.evaluate(x, x[:, :1], verbose=0) < 1:
+            ...         break
+            >>> model.privacy.steps_taken, model.privacy.ledger.runs[0].steps
+            (20, 100)
+        """
+        epochs = whole("epochs", epochs, 1, optional=True)
+        steps = whole("steps", steps, 1, optional=True)
+        if (epochs is None) == (steps is None):
+            raise ValueError("Pass either epochs or steps.")
+        self.account.plan = (epochs or 0, steps or 0)
+
+    def count_left_out(self, steps: int) -> None:
+        """Counts steps that were planned but not declared by `plan`, and are left out.
 
         Args:
             steps: number of steps that were left out, besides those that are counted already. Those
                 beyond a budget, which would not have been taken, are not counted.
 
         Raises:
-            RuntimeError: there was no training.
+            RuntimeError: there was no training, or one is running.
 
         Example:
             >>> import keras, numpy as np, tfdp
@@ -295,12 +333,13 @@ class ModelPrivacy:
             >>> model.privacy.steps_taken, model.privacy.ledger.runs[-1].steps
             (1, 30)
         """
-        steps, session = whole("steps", steps, 0), self.account.session
-        if session is None or not self.account.end_early(session.left_out + steps):
+        steps, account = whole("steps", steps, 0), self.account
+        if account.session is None or account.training is not None:
             raise RuntimeError(
-                "Expected a training whose steps were left out. Found none: fit() and steps() begin "
-                "one."
+                "There is no training whose steps were left out, or it is still running. fit() and "
+                "steps() begin one."
             )
+        account.session.entry.leave_out(steps)
 
     def release(self, path: str | os.PathLike) -> None:
         """Writes the released weights to a `.keras` file that loads in plain Keras: `tfdp.export`.
@@ -342,8 +381,6 @@ class ModelPrivacy:
         enter_unknown_steps(self._model, account, declared=start == "public")
         if budget is not None:
             account.ledger.add_budget(budget)
-        if account.session is not None:
-            account.session.limit_steps()
         self._model.train_function = None
         return self._model
 

@@ -12,18 +12,14 @@ from absl import logging
 
 from tfdp.accounting.sampling import Unknown
 from tfdp.data.arrays import common_length, in_floatx
-from tfdp.plan import Plan
 from tfdp.training.backup import backup_among
 from tfdp.training.building import build_for
-from tfdp.training.checks import (
-    check_optimizer,
-    check_tokens,
-    refuse_mixing_layers,
-    refuse_own_train_step,
-)
-from tfdp.training.feeding import Feed, Place, check_disjoint, check_targets, placed
+from tfdp.training.checks import check_optimizer, refuse_mixing_layers, refuse_own_train_step
+from tfdp.training.data_checks import check_disjoint, check_targets, check_tokens
+from tfdp.training.feed import Feed
 from tfdp.training.files import SavedWithLedger
 from tfdp.training.model_privacy import ModelPrivacy
+from tfdp.training.position import Position
 from tfdp.training.preparing import past_preparation, prepared, prepared_validation
 from tfdp.training.steering import check_callbacks
 from tfdp.training.step import private_step
@@ -91,14 +87,13 @@ class PrivateTraining(SavedWithLedger):
         )
         backup = backup_among(callbacks)
         check_callbacks(callbacks, self.optimizer)
-        safe = contextlib.nullcontext(Place(initial_epoch))
+        start = Position(initial_epoch, until=epochs)
+        safe = contextlib.nullcontext(start)
         if backup is not None:
-            safe = backup.attached(self, self.privacy.account, feed, initial_epoch, epochs)
-        with safe as place:
-            feed = placed(feed, place, self.privacy.account.next_turn)
-            feed = feed.planned(epochs - place.epoch, place.step)
-            arguments = dict(epochs=epochs - place.epoch, place=place, backup=backup)
-            with self._training(feed, **arguments) as training:
+            safe = backup.attached(self, self.privacy.account, feed, start)
+        with safe as position:
+            feed = feed.at(position, self.privacy.account.next_turn)
+            with self._training(feed, position, epochs, backup) as training:
                 history = past_preparation(self, PrivateTraining, "fit")(
                     feed.dataset if feed.adapter is None else feed.adapter,
                     shuffle=False,  # the lots are drawn already
@@ -106,7 +101,7 @@ class PrivateTraining(SavedWithLedger):
                     verbose=verbose,
                     callbacks=callbacks,
                     validation_data=feed.validation_data,
-                    initial_epoch=place.epoch,
+                    initial_epoch=position.epoch,
                     steps_per_epoch=feed.steps_per_epoch,
                     validation_batch_size=validation_batch_size or batch_size,
                     **kwargs,
@@ -144,24 +139,17 @@ class PrivateTraining(SavedWithLedger):
         return feed
 
     @contextlib.contextmanager
-    def _training(self, feed, **arguments):
-        """Context of a training, whose steps `train_function` may take.
-
-        It counts the steps that are left out if an exception ends it.
-        """
-        privacy, account = self.privacy, self.privacy.account
+    def _training(self, feed, *arguments):
+        """Context of a training, whose steps `train_function` may take; arguments as in `Training`."""
+        account = self.privacy.account
         self._refuse_nested()
         self._check_trainable()
-        training = privacy.training = Training(self, account, feed, **arguments)
-        account.left_to_take = training.left
+        training = account.training = Training(self, account, feed, *arguments)
         try:
             yield training
-        except BaseException:
-            training.end_early()
-            raise
         finally:
-            account.left_to_take = lambda: 0
-            privacy.training = None
+            account.training = None
+            training.close()
 
     def train_on_batch(self, x, y=None, sample_weight=None, **kwargs):
         """Takes one private step on one batch, accounted without amplification by sampling."""
@@ -171,11 +159,12 @@ class PrivateTraining(SavedWithLedger):
         build_for(self, x)
         check_disjoint(self, x)
         check_tokens(self, x)
-        plan = Plan(
-            sampling=Unknown(num_examples=lot_size, lot_size=lot_size),
+        feed = Feed(
+            Unknown(num_examples=lot_size, lot_size=lot_size),
+            steps=1,
             physical_batch_size=self.privacy.physical_batch_size,
         )
-        with self._training(Feed(None, plan, steps=1)):
+        with self._training(feed):
             train_on_batch = past_preparation(self, PrivateTraining, "train_on_batch")
             return train_on_batch(x, y, sample_weight=sample_weight, **kwargs)
 
@@ -187,11 +176,12 @@ class PrivateTraining(SavedWithLedger):
         refuse_mixing_layers(self, self.privacy.public_preprocessing)
 
     def _refuse_nested(self):
-        if self.privacy.training is not None:
+        running = self.privacy.account.training
+        if running is not None:
             raise RuntimeError(
-                "Another training of these weights has not ended: a fit() that runs, or an iterator of "
-                "privacy.steps() that was not used up. End that one first (iterator.close()), and do "
-                "not train from callbacks or other threads."
+                f"Another training of these weights has not ended, of model '{running.model.name}': a "
+                "fit() that runs, or an iterator of privacy.steps() that was not used up. End that one "
+                "first (iterator.close()), and do not train from callbacks or other threads."
             )
 
     # -- the step --------------------------------------------------------------------------------
@@ -208,12 +198,11 @@ class PrivateTraining(SavedWithLedger):
         self.train_function = train_function
 
     def _running_training(self) -> Training:
-        training = self.privacy.training
-        if training is None:
+        training = self.privacy.account.training
+        if training is None or training.model is not self:
             raise RuntimeError(
-                "A step was started by something that does not know how its lot was drawn. Expected "
-                "model.fit(...) or model.train_on_batch(...); for a loop of your own there is "
-                "model.privacy.steps(...)."
+                "A training step ran outside of fit(), train_on_batch() and privacy.steps(), so it is "
+                "unknown how its lot was drawn. For a loop of your own there is privacy.steps(...)."
             )
         return training
 

@@ -67,7 +67,7 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
         x,
         y,
         sample_weight,
-        physical_batch_size=session.plan.physical_batch_size,
+        physical_batch_size=session.physical_batch_size,
         microbatch_size=run.contribution.microbatch_size,
         expected_rows=run.sampling.lot_size,
         observe=functools.partial(update_metrics, *watched) if in_chunks else None,

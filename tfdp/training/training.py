@@ -1,8 +1,8 @@
 """One training: the steps of a call of `fit`, `train_on_batch` or `privacy.steps`.
 
-Formal guarantee: every step that runs was authorized before by the session of the run that it is
-accounted as. If a training ends before its plan, by a callback, an exception or a `break`, all planned
-steps are counted (docs/decisions/chosen_ends.md).
+Formal guarantee: every step that runs was authorized before by the ledger entry that it is accounted
+under. The entry counts all planned steps from the first one on (`entry.Entry`), so nothing depends on
+how a training ends (docs/decisions/chosen_ends.md).
 """
 
 import dataclasses
@@ -13,28 +13,31 @@ from absl import logging
 
 from tfdp.account import Account
 from tfdp.gradients.vectorizing import error_of_row
-from tfdp.session import OPEN_ENDED, Session
-from tfdp.training.feeding import Feed, Place
-from tfdp.training.opening import open_session
+from tfdp.session import Session
+from tfdp.training.describe import OPEN_ENDED, describe_more, facts_of, open_session
+from tfdp.training.feed import Feed
+from tfdp.training.position import Position
 
 _ENDS = (StopIteration, tf.errors.OutOfRangeError)
+_START = Position()
 
 
 class Training:
-    """The plan of a training, and how far it has come.
+    """The plan of a training, and its position: planned, open from the first step on, ended.
 
-    The ledger entry is opened with the first step, since callbacks may load weights before.
+    The entry is opened with the first step, since callbacks may load weights before.
 
     Args:
         model: a private model that is compiled and built.
         account: the account of its weights.
         feed: the data, and how the steps draw from them.
-        epochs: number of epochs.
-        place: where the training begins.
+        position: where the training begins.
+        epochs: index of the epoch before which it ends.
         backup: the callback that keeps the training safe from crashes, or None.
 
     Attributes:
-        place: the place of the next step.
+        model, feed: the arguments.
+        position: the position of the next step.
     """
 
     def __init__(
@@ -42,83 +45,82 @@ class Training:
         model,
         account: Account,
         feed: Feed,
-        *,
+        position: Position = _START,
         epochs: int = 1,
-        place: Place | None = None,
         backup=None,
     ):
-        self._model, self._account, self.feed = model, account, feed
-        self._epochs, self._backup = epochs, backup
-        self._start = self.place = place or Place(0)
+        self.model, self._account, self.feed = model, account, feed
+        self.position, self._epochs, self._backup = position, epochs, backup
         self._session: Session | None = None
-        self._before = 0  # steps of the session before this training
-        # Steps of an earlier process to pass by: lots begin where the training resumes, but a user's
-        # batches begin anew.
-        self._behind = self.place.step if feed.plan.lots is None else 0
-        # Executions that Keras asks for after the end of the first epoch, as it ignores earlier steps.
-        self._surplus = self._executions(0) - self._executions(self.place.step)
-        self._logs = {}
+        self._before = 0  # steps of the entry before this training
+        self._earlier = position.taken  # steps of this training in earlier processes
+        self._declared = (0, 0)  # what `privacy.plan` declared: epochs, or steps
+        self._logs: dict = {}
         self._was_cut = False  # whether the last execution had fewer steps than were planned
-
-    # -- its plan --------------------------------------------------------------------------------
+        # Batches of an earlier process to skip: lots begin where the training resumes, but a user's
+        # batches begin anew.
+        self._to_skip, self._skipped = (position.step if feed.lots is None else 0), 0
+        # Executions that Keras asks for after the end of the resumed epoch, as it ignores earlier ones.
+        self._repeats = self._executions(0) - self._executions(position.step)
+        self._at_end, self._end_of_data = False, None
 
     def _executions(self, behind):
         """Number of executions of an epoch; 0 if nobody knows it."""
         steps = self.feed.steps
-        return 0 if steps is None else -(-max(0, steps - behind) // self._model.steps_per_execution)
+        return 0 if steps is None else -(-max(0, steps - behind) // self.model.steps_per_execution)
 
-    def left(self) -> float:
-        """Number of planned steps that are not taken; infinite if nobody knows it.
+    # -- its plan --------------------------------------------------------------------------------
 
-        It is 0 before the first step, when nothing was released.
-        """
-        taken = self._taken
-        return max(0, self.planned - taken) if taken else 0
+    def _plan(self) -> None:
+        """Has the entry count all planned steps."""
+        entry, declared = self._session.entry, self._steps_of(*self._declared)
+        declared = self._before + declared if declared else 0
+        planned = max(entry.taken + self._left(), declared)
+        entry.plan(planned, 0 if math.isinf(declared) else declared)
 
-    @property
-    def planned(self) -> float:
-        """Number of planned steps, in all processes; infinite if nobody knows it."""
-        start = self._start
-        steps = self.place.longest if self.feed.steps is None else self.feed.steps
-        if steps is None:
-            return math.inf
-        return max(start.planned or 0, start.taken + self._epochs * steps - start.step)
+    def _left(self) -> float:
+        """Number of planned steps from the position on; infinite if nobody knows it."""
+        position = self.position
+        epochs = max(0, position.until - position.epoch)
+        return max(0, self._steps_of(epochs) - position.step) if epochs else 0
 
-    @property
-    def _taken(self):
-        """Number of steps that were taken, in all processes."""
-        here = 0 if self._session is None else self._session.taken - self._before
-        return self._start.taken + here
+    def _steps_of(self, epochs: int, steps: int = 0) -> float:
+        length = self.feed.steps or self.position.longest or math.inf
+        return epochs * length if epochs else steps
 
     def end(self, stopped: bool) -> None:
         """Ends the training after its last execution.
 
         Args:
-            stopped: whether a callback ended it. An earlier process may have planned more steps, too.
+            stopped: whether a callback ended it.
 
         Raises:
             BudgetExhausted: the budget cut the last execution short, and no callback ended it there.
         """
-        if stopped or (self._start.planned or 0) > self._taken:
-            self.end_early()
-        elif self._was_cut:
-            self._session.authorize(1)
+        if self._session is None or stopped or self._epochs < self.position.until:
+            return  # planned steps were left out, perhaps by an earlier process
+        if self._was_cut:
+            self._session.entry.authorize(1)
+        # The data may have ended before the plan, which nothing that was released decides.
+        self.position = dataclasses.replace(self.position, epoch=self._epochs, step=0)
+        self._plan()
 
-    def end_early(self) -> None:
-        """Counts the planned steps that are left out."""
-        left = self.left()
-        if left:
-            self._open(0)  # a resumed training may have taken no step yet
-            self._account.end_early(left)
-            left_out = self._session.left_out
-            if left_out and self._backup is None:  # which has its own words, and may be resumed
-                logging.warning(
-                    "This training took %s of %s planned steps. All of them are counted, because its "
-                    "end may depend on what the steps showed. To count only the steps taken, plan "
-                    "fewer, or end by a PrivacyBudget with tfdp.callbacks.StopAtBudget.",
-                    f"{self._taken:,}",
-                    f"{self._taken + left_out:,}",
-                )
+    def close(self) -> None:
+        """Ends the plan, after any kind of end."""
+        if self._session is None:
+            return
+        entry = self._session.entry
+        entry.end_plan()
+        left_out = entry.counted - max(entry.taken, entry.declared)
+        if left_out > 0 and self._backup is None:  # which has its own words, and may be resumed
+            taken = entry.taken - self._before + self._earlier
+            logging.warning(
+                "This training took %s of %s planned steps. All of them are counted, because its "
+                "end may depend on what the steps showed. To count only the steps taken, plan "
+                "fewer, or end by a PrivacyBudget with tfdp.callbacks.StopAtBudget.",
+                f"{taken:,}",
+                f"{taken + left_out:,}",
+            )
 
     # -- its steps -------------------------------------------------------------------------------
 
@@ -134,61 +136,87 @@ class Training:
             tf.errors.InvalidArgumentError: an operation cannot compute with the value of an example.
             BudgetExhausted: a budget allows no further step.
         """
-        self._pass_by(iterator)
-        if self._surplus and not self.place.step:  # the first epoch is over
-            self._surplus -= 1
-            return self._logs
-        steps = self._model.steps_per_execution
+        if self._at_end:
+            return self._repeat()
+        steps = self.model.steps_per_execution
         if self.feed.steps is not None:
-            steps = min(steps, self.feed.steps - self.place.step)
-        self._open(steps)
-        if self._backup is not None:
-            self._backup.begin(self, self._session)
-        allowed = self._session.authorize(steps)
-        self._was_cut, steps = allowed < steps, allowed
-        if self._backup is not None:
-            self._backup.reserve(steps)
+            steps = min(steps, self.feed.steps - self.position.step)
+        try:
+            self._skip(iterator)
+            self._open(steps)
+            if self._backup is not None:
+                self._backup.before_steps(self, self._session, steps)
+            allowed = self._session.entry.authorize(steps)
+            self._was_cut = allowed < steps
+            self._logs = self._take(iterator, steps_of, allowed)
+        except BaseException as error:
+            if self._session is not None and self._session.entry.taken == self._before:
+                self._session.entry.give_back()  # no step began
+            if not isinstance(error, _ENDS):
+                raise
+            self._end_epoch()
+            if not self._skipped:
+                raise
+            # Keras takes the executions of this epoch for the length of all others.
+            self._repeats = -(-self._skipped // self.model.steps_per_execution)
+            self._skipped, self._at_end, self._end_of_data = 0, True, error
+            return self._repeat()
+        self._account.plan = None  # it is carried out
+        if self.position.step == self.feed.steps:
+            self.position, self._at_end = self.position.next_epoch(), self._repeats > 0
+        return self._logs
+
+    def _take(self, iterator, steps_of, steps):
         # Data of unknown length may end after any step, whose logs would be lost in a longer execution.
         logs = {}
         for part in [1] * steps if self.feed.steps is None else [steps]:
             try:
                 logs = steps_of.take(self._session, iterator, part)
             except BaseException as error:
-                if (named := error_of_row(self._model, error)) is not None:
+                if (named := error_of_row(self.model, error)) is not None:
                     self._session.keep()  # an example decided that no further step is taken
                     raise named from error
                 self._session.take_back()
-                if isinstance(error, _ENDS):
-                    if logs:
-                        return logs  # the next execution finds the end again
-                    self._end_epoch()
+                if logs and isinstance(error, _ENDS):
+                    return logs  # the next execution finds the end again
                 raise
-            self.place = self.place.later(part)
-        if self.place.step == self.feed.steps:
-            self.place = self.place.next_epoch()
-        self._logs = logs
+            self.position = self.position.later(part)
         return logs
 
-    def _open(self, steps):
-        session, plan = self._session, self.feed.plan
-        open_ended = plan.steps is None and self._model.optimizer.described_steps is None
-        if session is None:
-            self._session = open_session(self._model, self._account, plan)
-            self._before = self._session.taken
-        elif open_ended and session.taken + steps > session.run.steps:
-            more = dataclasses.replace(plan, steps=OPEN_ENDED)
-            self._session = open_session(self._model, self._account, more)
+    def _repeat(self):
+        """Gives the last logs to executions of the resumed epoch that an earlier process took."""
+        if self._repeats:
+            self._repeats -= 1
+            self._at_end = self._repeats > 0 or self._end_of_data is not None
+            return self._logs
+        error, self._end_of_data, self._at_end = self._end_of_data, None, False
+        raise error
 
-    def _pass_by(self, iterator):
-        try:
-            while self._behind:
-                next(iterator)
-                self._behind -= 1
-        except _ENDS:
-            self._end_epoch()
-            raise
+    def _open(self, steps):
+        session = self._session
+        open_ended = self.feed.steps is None or self.feed.dataset is None
+        if session is None:
+            self._declared = self._account.plan or self._declared
+            left = max(self._left(), self._steps_of(*self._declared))
+            described = None if open_ended or math.isinf(left) else left
+            self._session = open_session(self.model, self._account, self.feed, described)
+            self._before = self._session.entry.taken
+            self._plan()
+        elif open_ended and session.entry.taken + steps > session.run.steps:
+            describe_more(session, self._facts(), OPEN_ENDED)
+
+    def _facts(self):
+        return facts_of(self.model, self.feed, self.model.optimizer, self._account.start)
+
+    def _skip(self, iterator):
+        while self._to_skip:
+            next(iterator)
+            self._to_skip -= 1
+            self._skipped += self.feed.steps is None
 
     def _end_epoch(self):
-        longest = max(self.place.longest or 0, self.place.step - self._behind)
-        next_epoch = dataclasses.replace(self.place.next_epoch(), step=self._behind)
-        self.place, self._surplus = dataclasses.replace(next_epoch, longest=longest), 0
+        longest = max(self.position.longest or 0, self.position.step - self._to_skip)
+        next_epoch = dataclasses.replace(self.position.next_epoch(), step=self._to_skip)
+        self.position = dataclasses.replace(next_epoch, longest=longest)
+        if self._session is not None and self.feed.steps is None:
+            self._plan()  # the length of an epoch is known now

@@ -11,7 +11,7 @@ import tfdp
 from tests.rounding import assert_close, terms_of
 from tests.training.small import linear, small
 from tfdp.data import SAMPLINGS, Lots, make_lots
-from tfdp.training.feeding import plan_of
+from tfdp.training.feed import feed_of
 
 CLIP = 0.3
 
@@ -171,7 +171,7 @@ def test_microbatches_of_several_examples_are_groups_of_neighbours():
     model.fit(x, y, batch_size=8, verbose=0)
     (run,) = model.privacy.ledger.runs
     assert (run.sampling.name, run.contribution.microbatch_size) == ("poisson", 4)
-    lots = model.privacy.account.session.plan.lots
+    lots = model.privacy.account.session.lots
     for indices in lots.indices().take(10):
         assert indices.numpy().reshape(-1, 4)[:, 0].tolist() in [
             [i for i in range(0, 24, 4) if i in indices.numpy()]
@@ -205,9 +205,9 @@ def test_a_users_seed_reproduces_lots_and_other_fits_draw_others():
 def test_a_users_seed_proves_nothing_where_the_proof_needs_secret_lots(sampling):
     more = {"groups": 2} if sampling == "cyclic_poisson" else {}
     for seed in (None, 1):
-        plan = plan_of(make_lots(sampling, *data(), lot_size=8, seed=seed, **more))
+        feed = feed_of(make_lots(sampling, *data(), lot_size=8, seed=seed, **more))
         public = sampling in ("cyclic", "shuffle")
-        assert plan.insecure_seed == (seed is not None and not public)
+        assert feed.insecure_seed == (seed is not None and not public)
 
 
 # -- what fit takes, as Keras does -------------------------------------------------------------------

@@ -14,7 +14,7 @@ from tests.rounding import FUNCTION, assert_close
 from tests.training.small import small, train
 from tfdp.accounting import BudgetExhausted, Ledger, describe, proven
 from tfdp.data import make_lots
-from tfdp.plan import Plan
+from tfdp.entry import Entry
 from tfdp.session import Session
 
 DELTA = 1e-5
@@ -48,48 +48,127 @@ def entries(model):
     return [run.steps for run in model.privacy.ledger.runs]
 
 
-# -- a session by itself -----------------------------------------------------------------------------
+# -- an entry by itself ------------------------------------------------------------------------------
+
+
+def entry_with(allowed=None, planned=4):
+    """An entry whose training is planned; a budget allows so many steps."""
+    ledger = Ledger()
+    if allowed is not None:
+        ledger.add_budget(budget_for(allowed))
+    made = Entry(ledger, RUN)
+    made.plan(planned)
+    return made
+
+
+def counted(entry):
+    """(steps counted, steps taken, whether nobody knows the plan) in the ledger."""
+    entry.record()
+    run = entry.ledger.entries[entry.run_id]
+    return run.steps, run.steps if run.taken is None else run.taken, run.open_plan
+
+
+def test_the_host_allows_steps_up_to_the_limit():
+    entry = entry_with(allowed=2)
+    assert entry.authorize(1) == 1 and entry.authorize(3) == 1
+    with pytest.raises(BudgetExhausted, match=r"2 step\(s\)"):
+        entry.authorize(1)
+    assert entry.taken == 2 and entry.left == 0
+
+
+def test_a_closed_entry_allows_no_step():
+    entry = entry_with()
+    entry.authorize(1)
+    entry.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        entry.authorize(1)
+    assert counted(entry) == (4, 1, False)
+
+
+def test_steps_that_never_began_are_taken_back():
+    entry = entry_with(planned=1)
+    session = Session(entry, None, [])
+    entry.authorize(2)
+    session.begin_step()
+    assert int(session.place) == 0
+    session.take_back()
+    assert counted(entry) == (1, 1, False)
+
+
+def test_planned_steps_count_as_far_as_the_budget_allows_them():
+    entry = entry_with(allowed=2)
+    entry.authorize(1)
+    assert counted(entry) == (2, 1, False) and entry.so_far == 1
+    entry.ledger.budget = budget_for(3)  # in the middle of a training
+    entry.authorize(1)
+    assert counted(entry) == (3, 2, False)
+    entry.end_plan()
+    entry.ledger.budget = None  # too late for a plan that ended
+    assert entry.left == np.inf and counted(entry) == (3, 2, False)
+    assert not entry.is_settled  # further steps would hide among those left out
+
+
+def test_a_plan_of_which_no_step_ran_is_withdrawn():
+    entry = entry_with()
+    entry.give_back()
+    assert counted(entry) == (0, 0, False)
+    entry.plan(2)
+    entry.authorize(2)
+    entry.end_plan()
+    entry.plan(9)
+    entry.give_back()
+    assert counted(entry) == (2, 2, False) and entry.is_settled
+
+
+def test_an_unknown_plan_counts_as_infinite_until_it_is_known():
+    entry = entry_with(planned=np.inf)
+    entry.authorize(3)
+    assert counted(entry) == (3, 3, True)
+    assert proven(entry.ledger.runs[0], DELTA).epsilon == np.inf
+    copy = Ledger.from_json(entry.ledger.to_json())
+    entry.plan(6)
+    assert counted(entry) == (6, 3, False)
+    copy.merge(entry.ledger)
+    assert copy.entries == entry.ledger.entries
+    entry.plan(np.inf)
+    entry.end_plan()
+    assert entry.closed and entry.ledger.entries[entry.run_id].open_plan
+
+
+def test_further_trainings_carry_out_a_declared_plan():
+    entry = entry_with()
+    entry.plan(4, declared=4)
+    entry.authorize(2)
+    entry.end_plan()
+    assert counted(entry) == (4, 2, False) and entry.is_settled
+    entry.plan(entry.taken + 3)
+    assert counted(entry) == (5, 2, False)
+
+
+def test_an_entry_goes_on_in_another_process_with_its_plan():
+    first = entry_with(planned=4)
+    first.authorize(3)
+    first.close()
+    ledger = Ledger.from_json(first.ledger.to_json())
+    entry = Entry(ledger, RUN, first.run_id)
+    assert entry.is_settled and entry.taken == 3
+    entry.plan(3 + 1)
+    entry.authorize(1)
+    assert counted(entry) == (4, 4, False)
+
+
+def test_more_steps_in_a_file_that_is_loaded_meanwhile_count():
+    entry = entry_with(planned=2)
+    entry.authorize(1)
+    other = Ledger.from_json(entry.ledger.to_json())
+    other.record(entry.run_id, 7)
+    entry.ledger.merge(other)
+    assert counted(entry)[0] == 7 and entry.so_far == 7
 
 
 @pytest.fixture
 def session():
-    """A session whose budget allows two steps."""
-    ledger = Ledger()
-    ledger.add_budget(budget_for(2))
-    made = Session(ledger, RUN, Plan(RUN.sampling, steps=4), None, [])
-    made.limit_steps()
-    return made
-
-
-def test_the_host_allows_steps_up_to_the_limit(session):
-    assert session.authorize(1) == 1 and session.authorize(3) == 1
-    with pytest.raises(BudgetExhausted, match=r"2 step\(s\)"):
-        session.authorize(1)
-    assert session.taken == 2 and session.left == 0
-
-
-def test_a_closed_session_allows_no_step(session):
-    session.authorize(1)
-    session.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        session.authorize(1)
-    assert session.taken == session.ledger.steps(session.run_id) == 1
-
-
-def test_steps_that_never_began_are_taken_back(session):
-    session.authorize(2)
-    session.begin_step()
-    assert int(session.place) == 0
-    session.take_back()
-    session.record()
-    assert session.ledger.steps(session.run_id) == session.taken == 1
-
-
-def test_an_early_end_counts_planned_steps_that_the_budget_allows(session):
-    session.authorize(1)
-    session.end_early(3)
-    (run,) = session.ledger.runs
-    assert (run.steps, run.taken) == (2, 1)
+    return Session(entry_with(), None, [])
 
 
 def test_rows_beyond_the_largest_lot_weigh_nothing(session):
@@ -171,7 +250,7 @@ def test_a_forked_process_opens_another_entry_and_does_not_go_on_in_the_middle(m
 
 
 def test_train_on_batch_has_no_end(monkeypatch):
-    monkeypatch.setattr("tfdp.training.opening.OPEN_ENDED", 2)
+    monkeypatch.setattr("tfdp.training.describe.OPEN_ENDED", 2)
     schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.9)
     model = small(si_dpsgd(rate=schedule))
     for _ in range(5):

@@ -21,37 +21,71 @@ from tfdp._compat.keras import (
 from tfdp._validate import one_of, whole
 from tfdp.accounting.sampling import Sampling, Unknown, sampling_class
 from tfdp.data import SAMPLINGS, CyclicLots, Lots, row_multiple_for
-from tfdp.data.arrays import all_arrays, as_arrays, common_length
+from tfdp.data.arrays import as_arrays, common_length
 from tfdp.layers.public import public_layers
-from tfdp.plan import Plan
-from tfdp.training.batches import batches_of, is_batches
-from tfdp.training.checks import check_targets, check_tokens
+from tfdp.training.batches import Batches, batches_of, is_batches
+from tfdp.training.data_checks import check_disjoint, check_targets, check_tokens
+from tfdp.training.position import Position
 
 
 @dataclasses.dataclass(frozen=True)
 class Feed:
-    """The data arguments that Keras' `fit` gets.
+    """The data of a training, and how its steps draw from them.
 
     Attributes:
-        dataset: the lots; None for the single step of `train_on_batch`.
-        plan: how the lots are drawn, with the number of planned steps (or None).
+        sampling: how lots are drawn, as in `accounting.Run`.
         steps: number of steps in an epoch; None if the epoch ends when the data do.
+        lots: the `tfdp.data.Lots` that the steps draw from; None for other batches.
+        insecure_seed: whether secret draws come from a user's seed.
+        physical_batch_size: number of rows in one chunk; None processes a lot as a whole.
+        turn: the group that the first lot comes from, if groups take turns.
+        start: place of the first lot in its epoch, where epochs are whole.
+        dataset: the lots; None for the single step of `train_on_batch`.
         steps_per_epoch: the argument for Keras; None if the dataset ends with the epoch.
-        validation_data: as in `fit`.
         adapter: what Keras gets in place of the dataset, whose lots it gives; or None.
+        validation_data: as in `fit`.
     """
 
-    dataset: tf.data.Dataset | None
-    plan: Plan
-    steps: int | None
+    sampling: Sampling
+    steps: int | None = None
+    lots: Lots | None = None
+    insecure_seed: bool = False
+    physical_batch_size: int | None = None
+    turn: int = 0
+    start: int = 0
+    dataset: tf.data.Dataset | None = None
     steps_per_epoch: int | None = None
-    validation_data: object = None
     adapter: DataAdapter | None = None
+    validation_data: object = None
 
-    def planned(self, epochs: int, behind: int = 0) -> "Feed":
-        """The feed with the number of steps in so many epochs, less those that were taken before."""
-        steps = None if self.steps is None else max(0, epochs * self.steps - behind)
-        return dataclasses.replace(self, plan=dataclasses.replace(self.plan, steps=steps))
+    @property
+    def needs_order(self) -> bool:
+        """Whether a position in the lots means something only together with their secret order."""
+        kind = None if self.lots is None else sampling_class(self.lots.sampling)
+        return kind is not None and kind.whole_epochs and not kind.fixed_order
+
+    def at(self, position: Position, turn: int) -> "Feed":
+        """The feed of a training that begins at a position.
+
+        Args:
+            position: the position; its beginning is the feed itself.
+            turn: the group that the first lot comes from (modulo the number of groups).
+        """
+        lots = self.lots
+        if lots is None:
+            return self  # earlier batches are taken from the data, and thrown away
+        turn %= lots.groups
+        if position.taken == 0 and position.order is None and turn == self.turn:
+            return self
+        kind, start, left_out = sampling_class(lots.sampling), 0, 0
+        if kind.whole_epochs:
+            start = position.taken % lots.steps_per_epoch
+        if kind.whole_epochs or lots.seeded:  # else lots are drawn afresh
+            left_out = start if kind.fixed_order else position.taken
+        order = None if position.order is None else bytes.fromhex(position.order)
+        first = (turn - left_out) % lots.groups
+        dataset = lots.as_dataset(first, start=left_out, order=order)
+        return dataclasses.replace(self, dataset=dataset, turn=turn, start=start)
 
 
 class Feeder:
@@ -114,9 +148,8 @@ class Feeder:
             if public_layers(model):
                 logging.warning(_NOT_COMPARED, model.name)
             batches = batches_of(x, class_weight, shuffle)
-            plan = _plan_of_batches(batches, physical_batch_size, steps_per_epoch)
-            data, adapter = batches.dataset, batches.adapter
-            return Feed(data, plan, plan.steps, steps_per_epoch, validation_data, adapter)
+            feed = _feed_of_batches(batches, physical_batch_size, steps_per_epoch)
+            return dataclasses.replace(feed, validation_data=validation_data)
         if lots is None:
             x, y = as_arrays(x, "x"), as_arrays(y, "y")
             if sample_weight is not None:
@@ -145,9 +178,9 @@ class Feeder:
             )
         check_disjoint(model, lots.inputs)
         check_tokens(model, lots.inputs)
-        plan = plan_of(lots, physical_batch_size, turn)
-        steps = _capped(steps_per_epoch or lots.steps_per_epoch)
-        return Feed(lots.as_dataset(plan.turn), plan, steps, steps, validation_data)
+        feed = feed_of_lots(lots, physical_batch_size, turn, steps_per_epoch)
+        dataset = lots.as_dataset(feed.turn)
+        return dataclasses.replace(feed, dataset=dataset, validation_data=validation_data)
 
     def _next_seed(self, model):
         if self._seed is None:
@@ -159,65 +192,23 @@ class Feeder:
         return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
 
 
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """How far a training has come: the place of its next step.
-
-    Attributes:
-        epoch: index of the epoch, as Keras counts.
-        step: number of steps of this epoch that lie behind.
-        taken: number of lots that lie behind since the data began, in all epochs.
-        order: secret order of shuffled lots, in hexadecimal digits, or None.
-        longest: number of steps of the longest epoch that ended with its data; None before one did.
-        planned: number of steps that earlier processes planned, in all; None if nobody knows it.
-    """
-
-    epoch: int
-    step: int = 0
-    taken: int = 0
-    order: str | None = None
-    longest: int | None = None
-    planned: int | None = None
-
-    def later(self, steps: int) -> "Place":
-        """The place so many steps later in the same epoch."""
-        return dataclasses.replace(self, step=self.step + steps, taken=self.taken + steps)
-
-    def next_epoch(self) -> "Place":
-        """The place at the beginning of the next epoch."""
-        return dataclasses.replace(self, epoch=self.epoch + 1, step=0)
-
-
-def placed(feed: Feed, place: Place, turn: int) -> Feed:
-    """The feed of a training that begins at a place; its beginning is the feed itself.
+def feed_of(data: Lots | tf.data.Dataset, physical_batch_size: int | None = None) -> Feed:
+    """Returns how steps draw from lots, or from a dataset of batches whose length is known.
 
     Args:
-        feed: the feed, from its beginning.
-        place: the place.
-        turn: the group that the first lot comes from (modulo the number of groups).
+        data: lots; or batches, the first of which has to be the largest.
+        physical_batch_size: number of rows in one chunk; None takes the size from the lots, or
+            processes a lot as a whole.
+
+    Raises:
+        ValueError: the length is unknown.
     """
-    lots = feed.plan.lots
-    if lots is None:
-        return feed  # the batches that lie behind are taken from the data, and thrown away
-    if place.taken == 0 and place.order is None and turn % lots.groups == feed.plan.turn:
-        return feed
-    kind, start, left_out = sampling_class(lots.sampling), 0, 0
-    if kind.whole_epochs:
-        start = place.taken % lots.steps_per_epoch
-    if kind.whole_epochs or lots.seeded:  # else lots are drawn afresh
-        left_out = start if kind.fixed_order else place.taken
-    plan = dataclasses.replace(feed.plan, turn=turn % lots.groups, start=start)
-    first = (plan.turn - left_out) % lots.groups
-    order = None if place.order is None else bytes.fromhex(place.order)
-    dataset = lots.as_dataset(first, start=left_out, order=order)
-    return dataclasses.replace(feed, dataset=dataset, plan=plan)
-
-
-def needs_order(feed: Feed) -> bool:
-    """Whether a place in the feed's lots means something only together with their secret order."""
-    lots = feed.plan.lots
-    kind = None if lots is None else sampling_class(lots.sampling)
-    return kind is not None and kind.whole_epochs and not kind.fixed_order
+    if isinstance(data, Lots):
+        return feed_of_lots(data, physical_batch_size)
+    feed = _feed_of_batches(batches_of(data), physical_batch_size, None)
+    if feed.steps is None:
+        raise ValueError(_LENGTH)
+    return feed
 
 
 def sampling_of(lots: Lots) -> Sampling:
@@ -226,60 +217,41 @@ def sampling_of(lots: Lots) -> Sampling:
     return kind(**{field.name: getattr(lots, field.name) for field in dataclasses.fields(kind)})
 
 
-def plan_of(lots: Lots, physical_batch_size: int | None = None, turn: int = 0) -> Plan:
-    """Returns how lots are drawn, without a number of steps.
-
-    Args:
-        lots: the lots.
-        physical_batch_size: number of rows in one chunk; None takes the size from the lots, or
-            processes a lot as a whole.
-        turn: the group that the first lot comes from (modulo the number of groups).
-    """
+def feed_of_lots(
+    lots: Lots,
+    physical_batch_size: int | None = None,
+    turn: int = 0,
+    steps_per_epoch: int | None = None,
+) -> Feed:
+    """Returns how steps draw from lots, without the dataset; arguments as in `Feeder.feed`."""
     if physical_batch_size is None and lots.physical_batch_size < lots.padded_size:
         physical_batch_size = lots.physical_batch_size
-    sampling = sampling_of(lots)
-    return Plan(
-        sampling=sampling,
-        turn=turn % lots.groups,
-        lots=lots,
+    sampling, steps = sampling_of(lots), _capped(steps_per_epoch or lots.steps_per_epoch)
+    return Feed(
+        sampling,
+        steps,
+        lots,
         # The proof for whole epochs needs no secret draws.
         insecure_seed=lots.seeded and sampling.random_lots,
         physical_batch_size=physical_batch_size,
+        turn=turn % lots.groups,
+        steps_per_epoch=steps,
     )
 
 
-def plan_of_dataset(
-    dataset: tf.data.Dataset,
-    physical_batch_size: int | None = None,
-    steps_per_epoch: int | None = None,
-) -> Plan:
-    """Returns the plan of one epoch of a dataset, of whose sampling nothing is known.
-
-    Args:
-        dataset: batches; the first one has to be the largest.
-        physical_batch_size: number of rows in one chunk; None processes a batch as a whole.
-        steps_per_epoch: number of batches in an epoch; None takes the length of the dataset.
-
-    Raises:
-        ValueError: the length is unknown.
-    """
-    plan = _plan_of_batches(batches_of(dataset), physical_batch_size, steps_per_epoch)
-    if plan.steps is None:
-        raise ValueError(_LENGTH)
-    return plan
-
-
-def _plan_of_batches(batches, physical_batch_size, steps_per_epoch):
+def _feed_of_batches(batches: Batches, physical_batch_size, steps_per_epoch) -> Feed:
     known = batches.number if batches.number >= 0 else None
     steps = steps_per_epoch or known
     if steps is None and batches.number == tf.data.INFINITE_CARDINALITY:
         raise ValueError(_LENGTH)
-    return Plan(
-        sampling=Unknown(
-            num_examples=batches.lot_size * (known or steps or 1), lot_size=batches.lot_size
-        ),
-        steps=_capped(steps),
+    rows = batches.lot_size * (known or steps or 1)
+    return Feed(
+        Unknown(num_examples=rows, lot_size=batches.lot_size),
+        _capped(steps),
         physical_batch_size=physical_batch_size,
+        dataset=batches.dataset,
+        steps_per_epoch=steps_per_epoch,
+        adapter=batches.adapter,
     )
 
 
@@ -337,38 +309,3 @@ def _at_most_once(steps_per_epoch, total, lot_size):
         *(steps_per_epoch, most, lot_size, total),
     )
     return most
-
-
-def check_disjoint(model, x) -> None:
-    """Raises ValueError if a private example is also one of the model's public examples.
-
-    Examples are compared bit by bit (0.0 equals -0.0). They are compared only if private and public
-    examples have the same shape, since layers before a `PublicExamples` layer may change the inputs.
-
-    Args:
-        model: a Keras model.
-        x: private inputs, a structure of arrays.
-    """
-    private = all_arrays(x)
-    for layer in public_layers(model):
-        public = keras.tree.flatten(layer.examples)
-        if [rows.shape[1:] for rows in public] != [rows.shape[1:] for rows in private]:
-            continue
-        known = set(_row_bytes(public, public))
-        shared = [i for i, row in enumerate(_row_bytes(private, public)) if row in known]
-        if shared:
-            raise ValueError(
-                f"{len(shared)} private examples (the first at index {shared[0]}) are also public "
-                f"examples of layer '{layer.name}', so they would take part in every step without "
-                "any noise. Expected public examples that are disjoint from the private data."
-            )
-
-
-def _row_bytes(arrays, like):
-    """Yields the rows of several arrays as bytes, in the dtypes of the arrays `like`."""
-    arrays = [
-        np.ascontiguousarray(np.asarray(array).astype(other.dtype) + other.dtype.type(0))
-        for array, other in zip(arrays, like, strict=True)
-    ]
-    for row in zip(*arrays, strict=True):
-        yield b"".join(part.tobytes() for part in row)

@@ -1,0 +1,210 @@
+"""An open entry of a ledger: the one place where planned and taken steps are counted.
+
+Formal guarantees:
+
+* All planned steps count from the moment the first of them is authorized, as far as budgets allow them:
+  whatever ends a training may depend on what its steps released (docs/decisions/chosen_ends.md). So
+  nothing has to happen at an end, an exception or a save.
+* The host authorizes steps before they run, never beyond the limit that budgets and tables set.
+* The number of counted steps only decreases by planned steps that are known never to run: the data
+  ended before them, or the first execution failed before any of its steps began.
+"""
+
+import math
+import os
+
+from tfdp import accounting  # whose max_steps is imported for the first budget
+from tfdp.accounting import BudgetExhausted, Ledger, PrivacyBudget, Run
+
+
+class Entry:
+    """One run in a ledger, open for steps. It knows no model, optimizer or device.
+
+    Args:
+        ledger: the ledger that holds the run.
+        run: the description; its tables cover the planned steps.
+        run_id: id of a run that another process began, to resume it; None enters a new run.
+        declared: number of steps of a plan that several trainings carry out, or 0.
+
+    Attributes:
+        ledger, run, run_id, declared: the arguments, or the id of the new run.
+        taken: number of authorized steps, in all trainings of this entry.
+        limit: number of steps that budgets and tables allow; infinite without either.
+    """
+
+    def __init__(self, ledger: Ledger, run: Run, run_id: str | None = None, declared: float = 0):
+        self.ledger, self.run = ledger, run
+        self._resumed = run_id is not None
+        self.run_id = ledger.open(run) if run_id is None else run_id
+        recorded = ledger.entries[self.run_id]
+        self.taken = ledger.taken(self.run_id)
+        self.declared = declared
+        self._planned: float = math.inf if recorded.open_plan else recorded.steps
+        self._earlier_plan: float | None = None
+        self._before = self._recorded = recorded.steps
+        self.limit: float = math.inf
+        self._budget: PrivacyBudget | None = None
+        self._limited_for, self._seen_changes = None, None
+        self.closed = False
+        self._process = os.getpid()
+
+    # -- the plan --------------------------------------------------------------------------------
+
+    def plan(self, steps: float, declared: float = 0) -> None:
+        """Counts planned steps, before the first of them; a later call replaces the plan.
+
+        Args:
+            steps: number of planned steps of this entry, with those taken; infinite if unknown.
+            declared: as many of them as further trainings may carry out, too.
+        """
+        if self._earlier_plan is None:
+            self._earlier_plan = self._planned
+        self._resumed, self._planned = False, steps
+        self.declared = max(self.declared, declared)
+        self.limit_steps()
+
+    def give_back(self) -> None:
+        """Withdraws the plan, of which no step ran; an earlier plan of the entry stays."""
+        self._planned = self._earlier_plan
+        self.record()
+
+    def leave_out(self, steps: int) -> None:
+        """Counts further steps that were planned, and are left out."""
+        self.plan(self.counted + steps)
+        self.end_plan()
+
+    def end_plan(self) -> None:
+        """Keeps what is counted now: budgets that are set later do not change a plan that ended."""
+        self.record()
+        if self.ledger.entries[self.run_id].open_plan:
+            self.closed = True
+        self._planned, self._earlier_plan, self._before = 0, None, self.counted
+
+    @property
+    def counted(self) -> int:
+        """Number of steps that the ledger counts for this run."""
+        return self.ledger.steps(self.run_id)
+
+    @property
+    def so_far(self) -> int:
+        """Number of steps that count if the plan is carried out: those taken, and earlier plans."""
+        return max(self._before, self.taken)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether another training may take its steps in this entry.
+
+        It may not where steps are counted that were left out: its own would hide among them.
+        """
+        if self.closed or os.getpid() != self._process:
+            return False
+        return self._resumed or self.counted <= max(self.taken, self.declared)
+
+    def extend(self, run: Run) -> None:
+        """Replaces the description by a longer one of the same run."""
+        self.ledger.extend(self.run_id, run)
+        self.run = run
+
+    def record(self) -> None:
+        """Writes the counted and the taken steps into the ledger."""
+        if self.closed:
+            return
+        recorded = self.counted
+        if recorded > self._recorded:  # a file with more steps of this run was loaded meanwhile
+            self._before = recorded
+        planned = min(self._planned, self.limit)
+        is_open = math.isinf(planned)
+        steps = int(max(self.so_far, 0 if is_open else planned))
+        if steps < recorded:
+            self.ledger.take_back(self.run_id, steps)
+        self.ledger.record(self.run_id, steps, taken=self.taken, open_plan=is_open)
+        self._recorded = steps
+
+    def close(self) -> None:
+        """Allows no further step."""
+        self.record()
+        self.closed = True
+
+    # -- steps -----------------------------------------------------------------------------------
+
+    @property
+    def left(self) -> float:
+        """Number of steps that budgets and tables still allow; infinite without a limit."""
+        # The ledger may have been merged with another, or given a budget, since the last call.
+        if self.ledger.changes != self._seen_changes:
+            self.limit_steps()
+        return 0 if self.closed else self.limit - self.taken
+
+    def authorize(self, steps: int) -> int:
+        """Counts steps as taken, on the host, before they run.
+
+        Args:
+            steps: number of steps that are wanted, at least 1.
+
+        Returns:
+            The number of steps that are allowed, from 1 to `steps`.
+
+        Raises:
+            BudgetExhausted: no further step is allowed.
+            RuntimeError: the entry is closed, or the process was forked since it was opened.
+        """
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "This process was forked in the middle of a training: both would draw the same noise. "
+                "Call fit() or train_on_batch() again after os.fork()."
+            )
+        if self.closed:
+            raise RuntimeError(
+                "The ledger entry of this training is closed, so no step can be accounted under it. "
+                "Call fit() or train_on_batch() again."
+            )
+        if self.left < 1:
+            raise BudgetExhausted(self._why_exhausted())
+        steps = int(min(steps, self.left))
+        self.taken += steps
+        return steps
+
+    def earlier(self) -> list[Run]:
+        """The other runs in the ledger that have steps."""
+        return [run for i, run in self.ledger.entries.items() if i != self.run_id and run.steps]
+
+    def limit_steps(self) -> None:
+        """Sets the limit to the steps that every budget leaves after the ledger's other runs.
+
+        Steps that no table describes cannot be accounted, so the length of a table is a limit, too.
+        """
+        wanted = (self.ledger.budgets, self.run, self.earlier())
+        self._seen_changes = self.ledger.changes
+        if wanted != self._limited_for:
+            described = self.run.described_steps
+            self.limit = math.inf if described is None else described
+            self._budget = None
+            for budget in wanted[0]:
+                affordable = accounting.max_steps(
+                    budget.epsilon,
+                    budget.delta,
+                    self.run,
+                    kind=budget.kind,
+                    adjacency=budget.adjacency,
+                    earlier=wanted[2],
+                )
+                if affordable < self.limit:
+                    self.limit, self._budget = affordable, budget
+            self._limited_for = wanted
+        self.record()
+
+    def _why_exhausted(self):
+        if self._budget is None:
+            return (
+                f"This training was planned for {self.limit:g} steps, and {self.taken} were taken. "
+                "Start further steps with fit() or train_on_batch(), so that they are accounted."
+            )
+        earlier = sum(run.steps for run in self.earlier())
+        before = f", after {earlier} in earlier ones" if earlier else ""
+        return (
+            f"The privacy budget is exhausted: {self._budget.kind} epsilon {self._budget.epsilon:g} "
+            f"at delta {self._budget.delta:g} ({self._budget.adjacency}). "
+            f"It allows {self.limit:g} step(s) of this training, and {self.taken} were taken{before}. "
+            "tfdp.accounting.noise_for finds the noise for a budget; tfdp.callbacks.StopAtBudget ends "
+            "a running training without this error."
+        )

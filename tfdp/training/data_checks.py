@@ -1,0 +1,99 @@
+"""Refuses data that a model cannot be trained on: labels, tokens, and examples that are public, too."""
+
+import keras
+import numpy as np
+
+from tfdp._compat.keras import input_structure, is_graph_of_layers, layers_of, uses_of
+from tfdp.data import check_labels
+from tfdp.data.arrays import all_arrays
+from tfdp.layers.public import public_layers
+from tfdp.training.building import outputs_for
+
+
+def check_targets(model, x, y) -> None:
+    """Raises ValueError if targets are missing, or integer labels are no indices of the outputs.
+
+    Args:
+        model: a compiled Keras model.
+        x: structure of arrays, with a leading dimension of rows.
+        y: labels; only one array with a sparse categorical loss is checked. None if there are none.
+    """
+    loss = model.loss
+    own = type(model).compute_loss is not keras.Model.compute_loss or "compute_loss" in vars(model)
+    if y is None and loss is not None and not own:
+        raise ValueError(
+            "The model was compiled with a loss, which compares outputs with targets. Expected y, or "
+            "a model without a compiled loss whose layers call add_loss. Received y=None."
+        )
+    sparse = isinstance(loss, keras.losses.SparseCategoricalCrossentropy) or (
+        loss == "sparse_categorical_crossentropy"
+    )
+    if not sparse or y is None or isinstance(y, (dict, list, tuple)):
+        return
+    outputs = outputs_for(model, x)
+    classes = outputs[0].shape[-1] if len(outputs) == 1 else None
+    if classes is None:
+        return
+    left_out = getattr(loss, "ignore_class", None)
+    check_labels(y if left_out is None else np.where(np.equal(y, left_out), 0, y), classes)
+
+
+def check_tokens(model, x) -> None:
+    """Raises ValueError if arrays of tokens hold one that an embedding has no vector for.
+
+    Only inputs of Sequential and functional models that go straight to an `Embedding` are checked.
+    In a step, the gradient of such an example counts zero.
+
+    Args:
+        model: a Keras model.
+        x: inputs, a structure of arrays.
+    """
+    if not is_graph_of_layers(model) or not model.built:
+        return
+    pairs = zip(keras.tree.flatten(input_structure(model)), keras.tree.flatten(x), strict=False)
+    known = {id(entry): array for entry, array in pairs if np.size(array)}
+    for layer in layers_of(model):
+        if isinstance(layer, keras.layers.Embedding):
+            fed = [known.get(id(tokens[0])) for tokens, _ in uses_of(layer) if tokens]
+            for array in fed:
+                if array is not None and not 0 <= np.min(array) <= np.max(array) < layer.input_dim:
+                    raise ValueError(
+                        f"Embedding '{layer.name}' has vectors for the tokens 0 to "
+                        f"{layer.input_dim - 1}. Received tokens from {np.min(array)} to "
+                        f"{np.max(array)}."
+                    )
+
+
+def check_disjoint(model, x) -> None:
+    """Raises ValueError if a private example is also one of the model's public examples.
+
+    Examples are compared bit by bit (0.0 equals -0.0). They are compared only if private and public
+    examples have the same shape, since layers before a `PublicExamples` layer may change the inputs.
+
+    Args:
+        model: a Keras model.
+        x: private inputs, a structure of arrays.
+    """
+    private = all_arrays(x)
+    for layer in public_layers(model):
+        public = keras.tree.flatten(layer.examples)
+        if [rows.shape[1:] for rows in public] != [rows.shape[1:] for rows in private]:
+            continue
+        known = set(_row_bytes(public, public))
+        shared = [i for i, row in enumerate(_row_bytes(private, public)) if row in known]
+        if shared:
+            raise ValueError(
+                f"{len(shared)} private examples (the first at index {shared[0]}) are also public "
+                f"examples of layer '{layer.name}', so they would take part in every step without "
+                "any noise. Expected public examples that are disjoint from the private data."
+            )
+
+
+def _row_bytes(arrays, like):
+    """Yields the rows of several arrays as bytes, in the dtypes of the arrays `like`."""
+    arrays = [
+        np.ascontiguousarray(np.asarray(array).astype(other.dtype) + other.dtype.type(0))
+        for array, other in zip(arrays, like, strict=True)
+    ]
+    for row in zip(*arrays, strict=True):
+        yield b"".join(part.tobytes() for part in row)

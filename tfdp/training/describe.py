@@ -1,0 +1,213 @@
+"""Describes a training as a run before its first step, and opens the ledger entry of its steps."""
+
+import dataclasses
+
+from tfdp.account import Account, check_counted
+from tfdp.accounting import Contribution, Run
+from tfdp.accounting.mechanisms import Mechanism
+from tfdp.accounting.sampling import Sampling
+from tfdp.entry import Entry
+from tfdp.layers.lot_statistics import uses_batch_statistics
+from tfdp.layers.public import public_layers
+from tfdp.session import Session
+from tfdp.training.feed import Feed
+
+# Steps that a run without a planned end (train_on_batch) describes, and is extended by, at a time.
+OPEN_ENDED = 10_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What is accounted of a training, except its number of steps and tables over them.
+
+    Attributes:
+        mechanism: class of the mechanism.
+        fields: fields of the mechanism that are no tables.
+        sampling, contribution, start, insecure_seed: as in `accounting.Run`.
+    """
+
+    mechanism: type[Mechanism]
+    fields: dict
+    sampling: Sampling
+    contribution: Contribution
+    start: str
+    insecure_seed: bool
+
+    def run(self, steps: int, tables: dict) -> Run:
+        """Returns the run of `steps` steps, with tables that are fields of the mechanism."""
+        return Run(mechanism=self.mechanism(**self.fields, **tables), steps=steps, **self._rest())
+
+    def differences(self, run: Run) -> list[str]:
+        """Names of the settings in which a run differs, whatever its steps and tables."""
+        if type(run.mechanism) is not self.mechanism:
+            return ["mechanism"]
+        mechanism = dataclasses.replace(run.mechanism, **self.fields)
+        ours = dataclasses.replace(run, mechanism=mechanism, **self._rest())
+        return _differing_fields(run, ours)
+
+    def _rest(self) -> dict:
+        names = ("sampling", "contribution", "start", "insecure_seed")
+        return {name: getattr(self, name) for name in names}
+
+
+def _differing_fields(one, other) -> list[str]:
+    found = []
+    for field in dataclasses.fields(one):
+        a, b = getattr(one, field.name), getattr(other, field.name)
+        if a != b:
+            nested = dataclasses.is_dataclass(a) and type(a) is type(b)
+            found += _differing_fields(a, b) if nested else [field.name]
+    return found
+
+
+def facts_of(model, feed: Feed, optimizer, start: str) -> Facts:
+    """Returns what is accounted of a training, except its number of steps and tables over steps.
+
+    Args:
+        model: a built private model.
+        feed: how the steps draw their examples.
+        optimizer: the private optimizer that takes the steps.
+        start: as in `accounting.Run`.
+
+    Raises:
+        ValueError: microbatches do not divide the lots, or physical batches cut microbatches.
+    """
+    microbatch_size = optimizer.microbatch_size(feed.sampling.lot_size)
+    drawn = 1 if feed.lots is None else feed.lots.microbatch_size
+    if feed.lots is not None and drawn != microbatch_size:
+        raise ValueError(
+            f"Expected lots of whole microbatches of {microbatch_size} examples, since what sampling "
+            f"amplifies is what was drawn. Received lots with microbatch_size={drawn}. Pass "
+            f"microbatch_size={microbatch_size} to make_lots."
+        )
+    if feed.physical_batch_size is not None and feed.physical_batch_size % microbatch_size:
+        raise ValueError(
+            "Invalid value received for argument `physical_batch_size`. Expected a multiple of "
+            f"the microbatch size {microbatch_size}. Received: {feed.physical_batch_size}"
+        )
+    variables = model.trainable_variables
+    return Facts(
+        mechanism=optimizer.mechanism,
+        fields=optimizer.mechanism_fields(variables),
+        sampling=feed.sampling,
+        contribution=Contribution(
+            microbatch_size=microbatch_size,
+            batch_statistics=uses_batch_statistics(model),
+            public_examples=sum(layer.count for layer in public_layers(model)),
+            **optimizer.contribution_fields(variables),
+        ),
+        start=start,
+        insecure_seed=optimizer.seeded or feed.insecure_seed,
+    )
+
+
+def planned_run(model, feed: Feed, steps: int, optimizer, start: str) -> Run:
+    """Returns the run that a model's training of `steps` steps from the first one will be.
+
+    Args:
+        steps: number of planned steps.
+        model, feed, optimizer, start: as in `facts_of`.
+    """
+    tables = optimizer.tables(model.trainable_variables, 0, steps)
+    return facts_of(model, feed, optimizer, start).run(steps, tables)
+
+
+def open_session(model, account: Account, feed: Feed, steps: int | None) -> Session:
+    """Opens an entry for further steps, or extends the open one if they belong to it.
+
+    Args:
+        model: a private model that is compiled and built.
+        account: the account of its weights.
+        feed: how the steps draw their examples.
+        steps: number of further steps to describe; None if it is unknown.
+
+    Returns:
+        The session, which is `account.session`.
+
+    Raises:
+        ValueError: the model has no trainable weights, the optimizer has taken steps that the ledger
+            does not contain, or the arguments of the optimizer do not fit the feed.
+    """
+    optimizer, variables = model.optimizer, model.trainable_variables
+    if not variables:
+        raise ValueError(
+            f"Model '{model.name}' has no trainable weights. Set `trainable = True` for some layer; "
+            "model.evaluate computes the metrics of a frozen model."
+        )
+    if not optimizer.built:
+        optimizer.build(variables)
+    check_counted(optimizer, account.ledger)
+    facts, session = facts_of(model, feed, optimizer, account.start), account.session
+    if session is not None and _continues(session, facts, feed, optimizer, variables):
+        describe_more(session, facts, steps)
+        return session
+    if feed.start:
+        raise RuntimeError(
+            "A callback changed the weights of a training that goes on in the middle of an epoch, "
+            "and a new run begins with an epoch. Leave out the callback, so that the weights are "
+            "those of the saved state."
+        )
+    first = int(optimizer.iterations.numpy())
+    steps = _open_ended(optimizer, 0) if steps is None else steps
+    run = facts.run(steps, optimizer.tables(variables, first, steps))
+    account.close_session()
+    account.session = session_of(model, Entry(account.ledger, run), feed, first)
+    optimizer.begin(account.session)
+    return account.session
+
+
+def session_of(model, entry: Entry, feed: Feed, first_iteration: int) -> Session:
+    """Returns a session for the steps of an entry; `Session` describes the arguments."""
+    with model.distribute_strategy.scope():  # its counter has a copy for each replica
+        return Session(
+            entry,
+            model.optimizer,
+            model.trainable_variables,
+            first_iteration,
+            physical_batch_size=feed.physical_batch_size,
+            lots=feed.lots,
+            turn=feed.turn,
+        )
+
+
+def _continues(session: Session, facts: Facts, feed: Feed, optimizer, variables) -> bool:
+    """Whether further steps belong to the entry of a session.
+
+    Each `fit` starts new lots, which does not matter where lots are random. Epochs in a fixed
+    order have to be whole, and of the same data in the same order, so that an example keeps its
+    place in the epoch. Where groups take turns, the data have to be the same and the turns have
+    to go on where they stopped.
+    """
+    entry, sampling = session.entry, session.run.sampling
+    if not (
+        entry.is_settled
+        and feed.physical_batch_size == session.physical_batch_size
+        and session.trains(variables, optimizer)
+        and session.first_iteration == int(optimizer.iterations.numpy()) - entry.taken
+        and not facts.differences(session.run)
+        and optimizer.continues(session)
+    ):
+        return False
+    if sampling.groups > 1:
+        return feed.lots is session.lots and feed.turn == session.next_turn % sampling.groups
+    if sampling.whole_epochs:
+        return feed.lots is session.lots and feed.start == entry.taken % sampling.steps_per_epoch
+    return True
+
+
+def describe_more(session: Session, facts: Facts, steps: int | None) -> None:
+    """Describes further steps, if the session's run does not describe them yet."""
+    entry, optimizer = session.entry, session.optimizer
+    done = entry.taken
+    if steps is None:
+        steps = 1 if done < entry.run.steps else _open_ended(optimizer, done)
+    if done + steps > entry.run.steps:
+        tables = optimizer.tables(
+            session.variables, session.first_iteration, done + steps, entry.run
+        )
+        entry.extend(facts.run(done + steps, tables))
+
+
+def _open_ended(optimizer, done: int) -> int:
+    described = optimizer.described_steps
+    return OPEN_ENDED if described is None else max(1, min(OPEN_ENDED, described - done))
