@@ -44,11 +44,6 @@ class Facts:
         return "all records of one user" if self.users else "one record"
 
     @property
-    def who(self) -> str:
-        """Those whose membership is tested."""
-        return "users" if self.users else "records"
-
-    @property
     def epsilon(self) -> str:
         """The proven epsilon for a reader."""
         return format_epsilon(self.proven.epsilon)
@@ -137,17 +132,17 @@ MEANING: Mapping[str, Table] = {
         "vacuous": (lambda f: f.proven.vacuous, ""),
         "replaced": (
             _replaced,
-            "A test of which of two {f.who} it is that mistakes the first for the second in 1% of "
-            "cases recognizes the second in at most {f.rounded[tpr]:g}%, where blind guesses reach "
-            "1% (at 0.1%: {f.rounded[small_tpr]:g}%); whatever the test, the second rate exceeds "
-            "the first by at most {f.rounded[advantage]:g} percentage points.",
+            "A test of which of two candidates was used that mistakes the first for the second in 1% "
+            "of cases recognizes the second in at most {f.rounded[tpr]:g}%, where blind guesses reach "
+            "1% (at 0.1%: {f.rounded[small_tpr]:g}%); whatever the test, the second rate exceeds the "
+            "first by at most {f.rounded[advantage]:g} percentage points.",
         ),
         "membership": (
             always,
-            "A test of membership that wrongly accuses 1% of the {f.who} that did not take part "
-            "finds at most {f.rounded[tpr]:g}% of those that did, where blind guesses reach 1% (at "
-            "0.1%: {f.rounded[small_tpr]:g}%); whatever the test, the second rate exceeds the "
-            "first by at most {f.rounded[advantage]:g} percentage points.",
+            "A test of membership that wrongly accuses 1% of those that did not take part finds at "
+            "most {f.rounded[tpr]:g}% of those that did, where blind guesses reach 1% (at 0.1%: "
+            "{f.rounded[small_tpr]:g}%); whatever the test, the second rate exceeds the first by at "
+            "most {f.rounded[advantage]:g} percentage points.",
         ),
     },
     "definition": {
