@@ -15,8 +15,7 @@ from absl import logging
 
 from tfdp._compat.keras import layers_of
 from tfdp.accounting import Ledger, Run
-from tfdp.accounting.mechanisms.base import NoisyMechanism
-from tfdp.accounting.mechanisms.none import NoMechanism
+from tfdp.accounting.mechanisms import NoisyMechanism, NoMechanism
 from tfdp.accounting.sampling import Unknown
 
 # Name of the ledger beside a model's own variables in a file.

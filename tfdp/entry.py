@@ -13,7 +13,8 @@ Formal guarantees:
 import math
 import os
 
-from tfdp.accounting import BudgetExhausted, Ledger, PrivacyBudget, Run, max_steps
+from tfdp import accounting  # whose max_steps is imported for the first budget
+from tfdp.accounting import BudgetExhausted, Ledger, PrivacyBudget, Run
 
 
 class Entry:
@@ -40,7 +41,8 @@ class Entry:
         self.declared = declared
         self._planned: float = math.inf if recorded.open_plan else recorded.steps
         self._earlier_plan: float | None = None
-        self._before = self._recorded = recorded.steps
+        self._before = recorded.steps
+        self._recorded = (recorded.steps, self.taken, recorded.open_plan)
         self.limit: float = math.inf
         self._budget: PrivacyBudget | None = None
         self._limited_for, self._seen_changes = None, None
@@ -108,16 +110,18 @@ class Entry:
         """Writes the counted and the taken steps into the ledger."""
         if self.closed:
             return
-        recorded = self.counted
-        if recorded > self._recorded:  # a file with more steps of this run was loaded meanwhile
-            self._before = recorded
+        counted = self.counted
+        if counted > self._recorded[0]:  # a file with more steps of this run was loaded meanwhile
+            self._before = counted
         planned = min(self._planned, self.limit)
         is_open = math.isinf(planned)
         steps = int(max(self.so_far, 0 if is_open else planned))
-        if steps < recorded:
+        found = (steps, self.taken, is_open)
+        if steps < counted:
             self.ledger.take_back(self.run_id, steps)
-        self.ledger.record(self.run_id, steps, taken=self.taken, open_plan=is_open)
-        self._recorded = steps
+        if found != self._recorded or steps != counted:
+            self.ledger.record(self.run_id, *found)
+        self._recorded = found
 
     def close(self) -> None:
         """Allows no further step."""
@@ -179,7 +183,7 @@ class Entry:
             self.limit = math.inf if described is None else described
             self._budget = None
             for budget in wanted[0]:
-                affordable = max_steps(
+                affordable = accounting.max_steps(
                     budget.epsilon,
                     budget.delta,
                     self.run,

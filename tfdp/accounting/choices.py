@@ -3,7 +3,7 @@
 import dataclasses
 
 from tfdp.accounting.band_choice import best_bands
-from tfdp.accounting.mechanisms.dpsgd import DPSGD
+from tfdp.accounting.mechanisms import DPSGD
 from tfdp.accounting.run import Run
 from tfdp.accounting.sampling import Poisson
 

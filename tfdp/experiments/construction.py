@@ -13,8 +13,7 @@ import numpy as np
 
 from tfdp.accounting import Contribution, PrivacyBudget, Run, noise_for
 from tfdp.accounting.choices import CorrelatedNoise
-from tfdp.accounting.mechanisms.none import NoMechanism
-from tfdp.accounting.mechanisms.registry import mechanism_class
+from tfdp.accounting.mechanisms import NoMechanism, mechanism_class
 from tfdp.experiments.settings import Experiment
 from tfdp.optimizers import MECHANISMS, NoisySGD
 from tfdp.training.describe import planned_run

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from tfdp.accounting import Guarantee
 from tfdp.accounting.guarantee import format_epsilon
+from tfdp.accounting.wording import advice
 from tfdp.experiments.command import command_of
 from tfdp.experiments.experiment import Result
 
@@ -59,11 +60,11 @@ def print_table(result: Result, console: Console | None = None, folder: str | No
         *_facts(result),
         *(("Warning", sentence) for sentence in said.warnings),
         ("Proven epsilon", _guarantee(said.proven)),
-        ("", said.belief if finite else ""),
+        *(("", said.meaning.get(topic) if finite else "") for topic in ("belief", "rates")),
         ("Claimed epsilon", _guarantee(said.claimed)),
-        ("", said.comparison),
+        ("", said.meaning.get("comparison")),
         ("Released", said.released),
-        ("Compare", result.run.mechanism.advice if finite else ""),
+        ("Compare", advice(result.run) if finite else ""),
     ):
         if words:
             table.add_row(name, escape(words))

@@ -5,7 +5,7 @@ This module imports neither TensorFlow nor Keras.
 
 from typing import TYPE_CHECKING
 
-from tfdp.accounting.mechanisms.none import NoMechanism
+from tfdp.accounting.mechanisms import NoMechanism
 from tfdp.data.datasets import check_name, kind_of
 from tfdp.experiments.public_data import PUBLIC
 from tfdp.models import MODELS as ARCHITECTURES

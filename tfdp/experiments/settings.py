@@ -14,7 +14,7 @@ import shlex
 from tfdp._settings import Need, Setting, flag_of, setting
 from tfdp.accounting import PrivacyBudget, sampling_names
 from tfdp.accounting.command import common
-from tfdp.accounting.mechanisms.registry import mechanism_class
+from tfdp.accounting.mechanisms import mechanism_class
 from tfdp.data.datasets import DATASETS
 from tfdp.experiments.rules import NONE, WORD_MODELS, check_together
 from tfdp.models import MODELS, NORMALIZATIONS, PRIVATE_BATCH

@@ -13,12 +13,8 @@ import keras
 import numpy as np
 
 from tfdp._validate import flag, one_of
-from tfdp.accounting.encoding import Encoding
-from tfdp.accounting.mechanisms.discrete_sgd import (
-    USUAL_DEGREES_OF_FREEDOM,
-    USUAL_NOISE,
-    DiscreteSGD,
-)
+from tfdp.accounting.encoding import USUAL_DEGREES_OF_FREEDOM, USUAL_NOISE, Encoding
+from tfdp.accounting.mechanisms import DiscreteSGD
 from tfdp.gradients.bounds import EncodedBound
 from tfdp.gradients.encoding import Codebook, Encoder
 from tfdp.noise.denoising import denoise as denoised

@@ -9,7 +9,7 @@ rate: noise that depended on the weights would have no guarantee.
 import keras
 import numpy as np
 
-from tfdp.accounting.mechanisms.dp_dropout import DPDropout
+from tfdp.accounting.mechanisms import DPDropout
 from tfdp.optimizers.langevin import LangevinOptimizer
 
 

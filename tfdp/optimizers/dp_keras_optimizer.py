@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfdp._compat.keras import unpickled
 from tfdp._validate import positive, schedule, whole
-from tfdp.accounting.mechanisms.dpsgd import DPSGD
+from tfdp.accounting.mechanisms import DPSGD
 from tfdp.gradients.bounds import L2Clip, make_bound
 from tfdp.gradients.contract import BoundedSum
 from tfdp.noise.gaussian import NoiseSource

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._validate import finite, one_of, positive, whole
-from tfdp.accounting.mechanisms.dp_dropout import READINGS
+from tfdp.accounting.mechanisms import READINGS
 from tfdp.optimizers.factory import DPKerasSGDOptimizer
 
 
@@ -63,7 +63,7 @@ class LangevinOptimizer(DPKerasSGDOptimizer):
             number of steps.)
         clipping: as in `DPKerasOptimizer`. The paper clips the gradient of each layer at C.
         composition: name of the composition recipe that the claimed epsilon follows (one of
-            `accounting.mechanisms.dp_dropout.READINGS`), or None.
+            `accounting.mechanisms.READINGS`), or None.
         **kwargs: those of `DPKerasOptimizer`; the noise multiplier z is 2 sigma of the paper, whose
             noise on the sum is N(0, 4 C^2 sigma^2).
 

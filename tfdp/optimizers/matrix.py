@@ -19,7 +19,7 @@ import numpy as np
 
 from tfdp.accounting import Strategy
 from tfdp.accounting import strategy as make_strategy
-from tfdp.accounting.mechanisms.matrix import Matrix
+from tfdp.accounting.mechanisms import Matrix
 from tfdp.noise.correlated import CorrelatedNoise
 from tfdp.noise.gaussian import NoiseSource
 from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer

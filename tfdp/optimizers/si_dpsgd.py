@@ -24,7 +24,7 @@ from absl import logging
 from tfdp._compat.keras import configured_rate
 from tfdp._validate import flag, fraction, one_of, positive
 from tfdp.accounting.guarantee import check_kind
-from tfdp.accounting.mechanisms.si_dpsgd import RELEASES, SIDPSGD
+from tfdp.accounting.mechanisms import RELEASES, SIDPSGD
 from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer, means_of
 
 _REFUSED = (

@@ -10,10 +10,10 @@ import keras
 import numpy as np
 from absl import logging
 
+from tfdp import accounting
 from tfdp._interruptions import Interruptions
 from tfdp._validate import finite, whole
 from tfdp.account import Account
-from tfdp.accounting.composition import proven_composition
 from tfdp.accounting.guarantee import check_adjacency, check_delta, format_epsilon
 from tfdp.training.backup_folder import BackupFolder
 from tfdp.training.backup_state import give_state, setup_of, take_state
@@ -351,7 +351,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             return ""
         delta = budget.delta if self._delta is None else self._delta
         usual = "zero_out" if budget is None else budget.adjacency
-        spent = proven_composition(runs, delta, self._adjacency or usual)
+        spent = accounting.proven_composition(runs, delta, self._adjacency or usual)
         return (
             f" (proven epsilon {format_epsilon(spent.epsilon)} at delta {delta:g}, adjacency "
             f"{spent.adjacency})"

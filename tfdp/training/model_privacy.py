@@ -7,12 +7,11 @@ from collections.abc import Iterator
 
 import keras
 
+from tfdp import accounting
 from tfdp._compat.keras import layers_of
 from tfdp._validate import one_of, whole
 from tfdp.account import DECLARED, Account, account_of, check_counted, known_steps
-from tfdp.accounting import Guarantee, Ledger, PrivacyBudget, Run, Statement
-from tfdp.accounting.assumptions import START
-from tfdp.accounting.composition import guarantee_of_all
+from tfdp.accounting import Guarantee, Ledger, PrivacyBudget, Run
 from tfdp.accounting.run import STARTS
 from tfdp.gradients.diagnostics import Diagnostics
 from tfdp.gradients.lot import ENGINES
@@ -79,6 +78,10 @@ class ModelPrivacy:
             ValueError: the optimizer has taken steps that the ledger does not contain, or there is
                 neither a delta nor a budget.
         """
+        # A training without a budget needs no theorem.
+        from tfdp.accounting.assumptions import START
+        from tfdp.accounting.composition import guarantee_of_all
+
         runs = self._checked_runs(max_examples_per_user)
         found = guarantee_of_all(kind, runs, *self.delta_and_adjacency(delta, adjacency))
         if runs or kind == "claimed":
@@ -105,7 +108,7 @@ class ModelPrivacy:
             for kind in ("claimed", "proven")
         )
         runs = self._checked_runs(max_examples_per_user)
-        return Statement.from_guarantees(runs, claimed, proven, planned=False).text()
+        return accounting.Statement.from_guarantees(runs, claimed, proven, planned=False).text()
 
     def diagnostics(self, reset: bool = False) -> dict[str, float]:
         """Returns means since the last reset: fraction clipped, median gradient norm, noise to signal.

@@ -6,7 +6,7 @@ import functools
 from tfdp._settings import Need, Setting
 from tfdp._settings import settings_of as declared_settings
 from tfdp.accounting.guarantee import ADJACENCIES, KINDS
-from tfdp.accounting.mechanisms.registry import USUAL_MECHANISM, mechanism_class, mechanism_names
+from tfdp.accounting.mechanisms import USUAL_MECHANISM, mechanism_class, mechanism_names
 from tfdp.accounting.numerics.noise_families import FAMILIES
 from tfdp.accounting.sampling import sampling_names
 from tfdp.accounting.strategies import OBJECTIVES, STRATEGIES

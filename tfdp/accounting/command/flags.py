@@ -10,7 +10,7 @@ from tfdp import _settings
 from tfdp._settings import Need, setting
 from tfdp._validate import did_you_mean
 from tfdp.accounting.command import common
-from tfdp.accounting.mechanisms.registry import mechanism_class
+from tfdp.accounting.mechanisms import mechanism_class
 from tfdp.accounting.run import STARTS
 
 # What --table can vary.

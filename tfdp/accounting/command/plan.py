@@ -11,7 +11,7 @@ from tfdp.accounting.command.flags import SETTINGS, Flags
 from tfdp.accounting.described import describe, steps_for
 from tfdp.accounting.encoding import Encoding
 from tfdp.accounting.guarantee import Guarantee
-from tfdp.accounting.mechanisms.registry import mechanism_class
+from tfdp.accounting.mechanisms import mechanism_class
 from tfdp.accounting.records import field_names
 from tfdp.accounting.run import Run
 from tfdp.accounting.strategies import strategy
@@ -144,7 +144,7 @@ def _steps(flags: Flags, sampling: str) -> int:
 
 
 def _with_encoding(flags: Flags) -> Flags:
-    from tfdp.accounting.mechanisms.discrete_sgd import USUAL_DEGREES_OF_FREEDOM, USUAL_NOISE
+    from tfdp.accounting.encoding import USUAL_DEGREES_OF_FREEDOM, USUAL_NOISE
 
     flags = flags.choose(noise=USUAL_NOISE)
     if flags.noise == USUAL_NOISE:
