@@ -6,7 +6,7 @@ import pytest
 
 from tfdp import data, models
 from tfdp.experiments import Experiment, network
-from tfdp.experiments.rules import WORD_MODELS
+from tfdp.experiments.settings import WORD_MODELS
 from tfdp.experiments.words import hash_tokens
 
 

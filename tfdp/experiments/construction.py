@@ -32,18 +32,11 @@ def complete(experiment: Experiment, num_examples: int) -> Experiment:
     if "strategy" not in mechanism_class(experiment.mechanism).settings:
         return experiment
     per_epoch = max(1, num_examples // experiment.batch_size)
-    noise = CorrelatedNoise(
+    noise = CorrelatedNoise.of(
+        experiment,
         num_examples=num_examples,
         lot_size=experiment.batch_size,
         steps=experiment.steps or max(1, round(experiment.epochs * per_epoch)),
-        sampling=experiment.sampling,
-        delta=experiment.delta,
-        epsilon=experiment.epsilon,
-        adjacency=experiment.adjacency,
-        strategy=experiment.strategy,
-        bands=experiment.bands,
-        groups=experiment.groups,
-        objective=experiment.objective,
     ).completed()
     chosen = {name: getattr(noise, name) for name in ("strategy", "bands", "groups")}
     return dataclasses.replace(experiment, **chosen)

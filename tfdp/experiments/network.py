@@ -8,8 +8,7 @@ from tfdp import data, models
 from tfdp.data.datasets import kind_of
 from tfdp.experiments import words
 from tfdp.experiments.public_data import public_examples
-from tfdp.experiments.rules import PRIVATE_BATCH, WORD_MODELS, check_model
-from tfdp.experiments.settings import Experiment
+from tfdp.experiments.settings import PRIVATE_BATCH, WORD_MODELS, Experiment, check_model
 from tfdp.experiments.start import begin
 from tfdp.layers import NoisyWeights
 

@@ -14,14 +14,17 @@ import shlex
 from tfdp._settings import Need, Setting, flag_of, setting
 from tfdp.accounting import PrivacyBudget, sampling_names
 from tfdp.accounting.command import common
-from tfdp.accounting.mechanisms import mechanism_class
-from tfdp.data.datasets import DATASETS
-from tfdp.experiments.rules import NONE, WORD_MODELS, check_together
+from tfdp.accounting.mechanisms import NoMechanism, mechanism_class
+from tfdp.data.datasets import DATASETS, check_name, kind_of
+from tfdp.experiments.public_data import PUBLIC
 from tfdp.models import MODELS, NORMALIZATIONS, PRIVATE_BATCH
 
 ACTIVATIONS = ("relu", "tanh", "elu", "gelu", "leaky_relu", "selu", "sigmoid", "silu", "softplus")
-# The privacy budget where neither epsilon nor noise is set.
-USUAL_EPSILON = 2.0
+NONE = NoMechanism.name
+# The networks for images, for rows of text, and for texts.
+IMAGE_MODELS = tuple(name for name, known in MODELS.items() if not known.takes_tokens)
+TEXT_MODELS = ("tutorial_lstm",)
+WORD_MODELS = ("bilstm", "bilstm_dl", "transformer")
 _PRIVATE = Need("mechanism", lambda name: name != NONE)
 _RULE = Need("mechanism", lambda name: mechanism_class(name).update_rules != "own")
 _BATCH = Need("normalization", ("batch",))
@@ -282,7 +285,7 @@ class Experiment:
 
     def __post_init__(self):
         if self.private and self.epsilon is None and self.noise_multiplier is None:
-            object.__setattr__(self, "epsilon", USUAL_EPSILON)  # the dataclass is frozen
+            object.__setattr__(self, "epsilon", common.USUAL_EPSILON)  # the dataclass is frozen
         values = vars(self)
         for name, known in SETTINGS.items():
             known.check(values[name])
@@ -292,6 +295,37 @@ class Experiment:
         check_together(self)
         epsilon = 1.0 if self.epsilon is None else self.epsilon
         PrivacyBudget(epsilon, self.delta, self.guarantee, self.adjacency)
+
+
+def check_together(experiment: Experiment) -> None:
+    """Raises ValueError if valid settings do not fit together.
+
+    Here is what would cost a download, or what the rest of tfdp does not refuse by itself.
+    """
+    check_name(experiment.dataset)
+    check_model(experiment, kind_of(experiment.dataset))
+    public = experiment.public_data or PUBLIC.get(experiment.dataset)
+    if experiment.private and experiment.takes_public_data and experiment.dataset == public:
+        raise ValueError(
+            f"--dataset={public} cannot be private and public at once. Use --public_data=strokes, or "
+            "--normalization=layer."
+        )
+    averages = experiment.optimizer == "sgd" and not experiment.momentum
+    if experiment.normalization == PRIVATE_BATCH and not averages:
+        raise ValueError(
+            f"--normalization={PRIVATE_BATCH} needs --optimizer=sgd --momentum=0: only then are its "
+            "running statistics moving averages. Pass them, or use --normalization=layer."
+        )
+
+
+def check_model(experiment: Experiment, kind: str | None) -> None:
+    """Raises ValueError if the network does not take examples of a kind; None accepts any."""
+    fitting = {"images": IMAGE_MODELS, "rows": TEXT_MODELS, "texts": WORD_MODELS}.get(kind or "")
+    if fitting is not None and experiment.model not in fitting:
+        raise ValueError(
+            f"--model={experiment.model} does not fit --dataset={experiment.dataset}, whose examples "
+            f"are {kind}. Use --model={' or '.join(fitting)}."
+        )
 
 
 # All settings by name, in the order of the fields.

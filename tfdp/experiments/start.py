@@ -10,9 +10,8 @@ from tfdp._compat.keras import is_graph_of_layers
 from tfdp.account import LEDGER_KEY
 from tfdp.accounting import Ledger
 from tfdp.data.datasets import DATASETS
-from tfdp.experiments.rules import NONE
 from tfdp.experiments.run_folder import read_record
-from tfdp.experiments.settings import Experiment
+from tfdp.experiments.settings import NONE, Experiment
 from tfdp.layers import PublicExamples
 
 

@@ -6,10 +6,19 @@ import functools
 from tfdp._settings import Need, Setting
 from tfdp._settings import settings_of as declared_settings
 from tfdp.accounting.guarantee import ADJACENCIES, KINDS
-from tfdp.accounting.mechanisms import USUAL_MECHANISM, mechanism_class, mechanism_names
+from tfdp.accounting.mechanisms import (
+    READINGS,
+    RELEASES,
+    USUAL_MECHANISM,
+    mechanism_class,
+    mechanism_names,
+)
 from tfdp.accounting.numerics.noise_families import FAMILIES
 from tfdp.accounting.sampling import sampling_names
 from tfdp.accounting.strategies import OBJECTIVES, STRATEGIES
+
+# The privacy budget of a training for which neither epsilon nor noise is set.
+USUAL_EPSILON = 2.0
 
 
 def _summaries() -> dict[str, str]:
@@ -20,10 +29,12 @@ mechanism = Setting(
     help="Where the privacy comes from.", default=USUAL_MECHANISM, choices=_summaries
 )
 epsilon = Setting(
-    help="The privacy budget, for which the noise is computed.", rival="noise_multiplier"
+    help="The privacy budget, for which the noise is computed, instead of --noise_multiplier.",
+    rival="noise_multiplier",
 )
 noise_multiplier = Setting(
-    help="The noise on the sum over the clip norm, instead of --epsilon.",
+    help="The noise on the sum over the clip norm, instead of --epsilon (dp_dropout: twice the paper's "
+    "sigma).",
     interval="[0, inf)",
     rival="epsilon",
 )
@@ -46,7 +57,8 @@ epochs = Setting(help="The number of passes over the data.", rival="steps")
 steps = Setting(help="The number of steps, instead of --epochs.", rival="epochs")
 sampling = Setting(help="How lots are drawn; the accounting follows it.", choices=sampling_names)
 groups = Setting(
-    help="The number of groups of the data that take turns with --sampling=cyclic_poisson.",
+    help="The number of groups of the data that take turns with --sampling=cyclic_poisson. For matrix, "
+    "by default as many as --bands; without either, the number with the least noise.",
     needs=(Need("sampling", ("cyclic_poisson",)),),
 )
 learning_rate = Setting(help="The initial learning rate.")
@@ -57,12 +69,12 @@ momentum = Setting(help="The momentum of sgd.", default=0.0, interval="[0, 1)")
 
 composition = Setting(
     help="The paper's recipe that the claimed epsilon follows, for dp_dropout and sgld.",
-    choices=("ac", "ac_as_printed", "zcdp", "zcdp_a", "zcdp_c", "zcdp_as_printed"),
+    choices=READINGS,
 )
 release = Setting(
     help="The release of si_dpsgd: theta, one noisy draw; or mu, the un-noised means, as in the "
     "authors' code (the proven epsilon is then infinite).",
-    choices=("theta", "mu"),
+    choices=RELEASES,
 )
 noise = Setting(help="The family of the noise of discrete_sgd.", choices=FAMILIES)
 degrees_of_freedom = Setting(
@@ -71,7 +83,8 @@ degrees_of_freedom = Setting(
 )
 strategy = Setting(help="How matrix correlates the noise of different steps.", choices=STRATEGIES)
 bands = Setting(
-    help="The number of coefficients of the strategy of matrix.",
+    help="The number of coefficients of the strategy of matrix. By default as many as --groups; for "
+    "cyclic lots, the steps of an epoch.",
     needs=(Need("strategy", ("banded_toeplitz", "sqrt_toeplitz", None)),),
 )
 objective = Setting(

@@ -35,26 +35,17 @@ class Flags:
     """
 
     noise_multiplier: float | None = common.noise_multiplier.field(
-        help="The noise on the sum over the clip norm (dp_dropout: twice the paper's sigma).",
-        group="Noise, or the budget that decides it",
-        also=("noise_scale",),
+        group="Noise or budget", also=("noise_scale",)
     )
-    epsilon: float | None = common.epsilon.field(
-        help="The privacy budget, for which the noise is computed, instead of --noise_multiplier.",
-        also=("target_epsilon",),
-    )
+    epsilon: float | None = common.epsilon.field(also=("target_epsilon",))
     guarantee: str = common.guarantee.field()
     delta: float = common.delta.field(also=("target_delta",))
     adjacency: str = common.adjacency.field()
 
     num_examples: int = setting(
-        "The public number of examples. Required.",
-        group="Data and lots",
-        also=("N", "dataset_size"),
+        "The public number of examples.", group="Data and lots", also=("N", "dataset_size")
     )
-    lot_size: int = common.lot_size.field(
-        help="The nominal lot size: the logical batch of one step. Required.", also=("batch_size",)
-    )
+    lot_size: int = common.lot_size.field(also=("batch_size",))
     epochs: float | None = common.epochs.field(also=("num_epochs",))
     steps: int | None = common.steps.field()
     sampling: str | None = common.sampling.field(
@@ -65,17 +56,12 @@ class Flags:
         "--adjacency=add_or_remove_one needs it.",
         False,
     )
-    groups: int | None = common.groups.field(
-        help="The number of groups of examples that take turns with --sampling=cyclic_poisson. By "
-        "default as many as --bands; without either, the number with the least noise."
-    )
+    groups: int | None = common.groups.field()
 
     mechanism: str = common.mechanism.field(group="Mechanism and update rule")
-    learning_rate: float | None = common.learning_rate.field(
-        help="The initial learning rate, for si_dpsgd; a constant one cancels."
-    )
+    learning_rate: float | None = common.learning_rate.field()
     learning_rate_decay: float = common.learning_rate_decay.field()
-    momentum: float = common.momentum.field(help="The momentum, for si_dpsgd.")
+    momentum: float = common.momentum.field()
     nesterov: bool = setting("Whether the momentum is Nesterov's, for si_dpsgd.", False)
     optimizer: str = setting("The update rule, for si_dpsgd.", "sgd")
     start: str = setting("The origin of the initial weights.", "assumed", choices=STARTS)
@@ -95,10 +81,7 @@ class Flags:
     )
 
     strategy: str | None = common.strategy.field(group="Settings of some mechanisms")
-    bands: int | None = common.bands.field(
-        help="The number of coefficients of the strategy of matrix. By default as many as --groups; "
-        "for cyclic lots, the steps of an epoch."
-    )
+    bands: int | None = common.bands.field()
     objective: str | None = common.objective.field()
     noise: str | None = common.noise.field()
     degrees_of_freedom: float | None = common.degrees_of_freedom.field()

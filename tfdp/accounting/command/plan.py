@@ -5,8 +5,9 @@ import functools
 import itertools
 from typing import Any
 
-from tfdp._settings import check_rivals
-from tfdp.accounting.choices import CorrelatedNoise
+from tfdp._settings import check_rivals, flag_of
+from tfdp.accounting.choices import USUAL_STRATEGY, CorrelatedNoise
+from tfdp.accounting.command.common import USUAL_EPSILON
 from tfdp.accounting.command.flags import SETTINGS, Flags
 from tfdp.accounting.described import describe, steps_for
 from tfdp.accounting.encoding import Encoding
@@ -27,9 +28,6 @@ _ASKED = (
     "learning_rate", "learning_rate_decay", "table", "plot", "json",
     *itertools.chain(*_OBJECTS.values()),
 )  # fmt: skip
-# Bands depend on a budget. If the noise is given instead, they are chosen for the default budget of a
-# training.
-_USUAL_EPSILON = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,11 +110,12 @@ def plan(flags: Flags) -> Plan:
     notes = []
     if "strategy" in names:
         searched = flags.groups is None and flags.bands is None and flags.epsilon is None
-        flags = _with_strategy(flags, sampling, steps)
+        noise = CorrelatedNoise.of(flags, steps=steps).completed(without_budget=USUAL_EPSILON)
+        flags = flags.choose(strategy=noise.strategy, bands=noise.bands, groups=noise.groups)
         if searched and flags.groups:
             notes.append(
                 f"{flags.groups} groups and bands have the least noise at epsilon "
-                f"{_USUAL_EPSILON:g}; with --epsilon they are chosen for that."
+                f"{USUAL_EPSILON:g}; with --epsilon they are chosen for that."
             )
     groups = flags.groups or 1
     if (rest := flags.num_examples % groups) and flags.num_examples >= groups:
@@ -155,29 +154,13 @@ def _with_encoding(flags: Flags) -> Flags:
     return flags
 
 
-def _with_strategy(flags: Flags, sampling: str, steps: int) -> Flags:
-    noise = CorrelatedNoise(
-        num_examples=flags.num_examples,
-        lot_size=flags.lot_size,
-        steps=steps,
-        sampling=sampling,
-        delta=flags.delta,
-        epsilon=flags.epsilon,
-        adjacency=flags.adjacency,
-        strategy=flags.strategy,
-        bands=flags.bands,
-        groups=flags.groups,
-        objective=flags.objective,
-    ).completed(without_budget=_USUAL_EPSILON)
-    return flags.choose(strategy=noise.strategy, bands=noise.bands, groups=noise.groups)
-
-
 def _objects(flags: Flags, names: tuple[str, ...], steps: int) -> dict[str, Any]:
     """The fields of the mechanism that are objects."""
     if "encoding" in names:
         return {"encoding": Encoding(**{n: getattr(flags, n) for n in _OBJECTS["encoding"]})}
     if "strategy" in names:
-        return {"strategy": strategy(flags.strategy, steps, flags.bands, flags.objective or "mean")}
+        name, objective = flags.strategy or USUAL_STRATEGY, flags.objective or "mean"
+        return {"strategy": strategy(name, steps, flags.bands, objective)}
     return {}
 
 
@@ -192,9 +175,4 @@ def _learning_rates(flags: Flags, steps: int) -> float | tuple[float, ...]:
 
 def flag_words(values: dict[str, Any]) -> str:
     """Flags as one would type them."""
-    return " ".join(f"--{name}={plain(value)}" for name, value in values.items())
-
-
-def plain(value: Any) -> str:
-    """A number or name as text."""
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return " ".join(flag_of(name, value) for name, value in values.items())

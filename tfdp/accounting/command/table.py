@@ -1,16 +1,18 @@
 """The table of --table: one row for each value, as text with bars or as JSON."""
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from tfdp.accounting.command.flags import Flags
-from tfdp.accounting.command.plan import Plan, check_complete, flag_words, plain, plan
+from tfdp._settings import flag_of
+from tfdp.accounting.command.flags import SETTINGS, Flags
+from tfdp.accounting.command.plan import Plan, check_complete, flag_words, plan
 from tfdp.accounting.guarantee import VACUOUS_ABOVE, delta_warning, format_epsilon
 
 _BAR = 24
+# Flags about the output, which the title of a table leaves out.
+_OUTPUT = ("table", "plot", "json")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,24 +48,16 @@ def make(flags: Flags, name: str, values: Sequence[int | float]) -> Table:
       ValueError: If the flags with one of the values are not valid; the message names the value.
     """
     check_complete(flags, name)
-    typed = flags.typed | {name}
-    rows = [
-        _row(
-            name,
-            value,
-            functools.partial(plan, dataclasses.replace(flags, **{name: value}, typed=typed)),
-        )
-        for value in values
-    ]
-    rows = [_row(name, value, row.with_noise) for value, row in zip(values, rows, strict=True)]
-    return Table(name, tuple(values), tuple(rows))
-
-
-def _row(name: str, value: int | float, make: Callable[[], Plan]) -> Plan:
-    try:
-        return make()
-    except ValueError as error:
-        raise ValueError(f"{error} This is the row --{name}={plain(value)} of --table.") from error
+    rows = []
+    for value in values:
+        try:
+            varied = dataclasses.replace(flags, **{name: value}, typed=flags.typed | {name})
+            rows.append(plan(varied))
+        except ValueError as error:
+            raise ValueError(
+                f"{error} This is the row {flag_of(name, value)} of --table."
+            ) from error
+    return Table(name, tuple(values), tuple(row.with_noise() for row in rows))
 
 
 def text(table: Table) -> str:
@@ -89,21 +83,10 @@ def text(table: Table) -> str:
 
 
 def title(table: Table) -> str:
-    """The run of the table in a few words, without the flag that varies."""
-    flags, noise = table.rows[0].flags, table.rows[0].flags.noise_multiplier
-    parts = {
-        "mechanism": str(flags.mechanism),
-        "num_examples": f"{flags.num_examples:,} examples",
-        "lot_size": f"lots of {flags.lot_size:,} ({flags.sampling})",
-        "epochs": f"{flags.epochs:g} epochs" if flags.epochs is not None else "",
-        "steps": f"{flags.steps:,} steps" if flags.steps is not None else "",
-        "epsilon": f"{flags.guarantee} epsilon {flags.epsilon:g}" if flags.epsilon else "",
-        "noise_multiplier": f"noise multiplier {noise:g}" if noise is not None else "",
-        "delta": f"delta {flags.delta:g}",
-    }
-    if table.name == "lot_size":
-        parts["mechanism"] += f" ({flags.sampling} lots)"
-    return ", ".join(part for name, part in parts.items() if part and name != table.name)
+    """The flags of the table, without the one that varies."""
+    flags = table.rows[0].flags
+    names = [name for name in SETTINGS if name in {*flags.typed, *flags.chosen}]
+    return flag_words({n: getattr(flags, n) for n in names if n not in (table.name, *_OUTPUT)})
 
 
 def to_dict(table: Table) -> dict[str, Any]:
@@ -132,7 +115,7 @@ def _bars(table: Table) -> list[str]:
 
 
 def _aligned(table: Table, common: dict[str, Any]) -> list[str]:
-    columns = [[table.name, *map(plain, table.values)]]
+    columns = [[table.name, *(f"{value:g}" for value in table.values)]]
     if table.name != "noise_multiplier":
         columns.append(["noise_multiplier", *(f"{noise:.5g}" for noise in table.noises())])
     for kind in ("claimed", "proven"):
