@@ -21,7 +21,7 @@ from tests.experiments.result_helpers import after_step, make, names, state
 from tests.rounding import rounding
 from tfdp.accounting import mechanism_names
 from tfdp.accounting.guarantee import format_epsilon
-from tfdp.experiments import Experiment, command, console, read_record
+from tfdp.experiments import Experiment, command, read_record
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ONE_STEP = ["--mechanism=none", "--model=linear", "--normalization=none", "--steps=1"]
@@ -54,7 +54,7 @@ def call(script, *arguments):
         patch.setattr(sys, "argv", argv)
         patch.delenv("TFDS_DATA_DIR", raising=False)
         with pytest.raises(SystemExit) as end:
-            console.guarded(lambda: script.main(script.parse(argv)))
+            script.run()
         return end.value.code
 
 

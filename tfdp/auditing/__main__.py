@@ -9,13 +9,12 @@ guarantee that --guarantee asks for is refuted, 0 if it stands, and 2 if there w
 """
 
 import dataclasses
-import functools
 import os
 import sys
 import traceback
 from pathlib import Path
 
-from absl import app, logging
+from absl import logging
 
 from tfdp._settings import define, setting, settings_of, typed
 from tfdp.accounting.command import plot
@@ -63,16 +62,6 @@ define(OPTIONS)
 command.define(sweeps=False)
 
 
-def parse(argv):
-    """Parses the flags, prints --help, or exits with one sentence about a wrong flag."""
-    try:
-        arguments = command.parse(argv, __doc__)
-        _task(arguments)
-    except ValueError as error:
-        sys.exit(console.refuse(error, _PROGRAM))
-    return arguments
-
-
 def _task(arguments: list[str]) -> str:
     """The task, "audit" or "membership"; ValueError for a flag that it does not use."""
     task = arguments[1] if arguments[1:] else "audit"
@@ -84,12 +73,13 @@ def _task(arguments: list[str]) -> str:
     return task
 
 
-def main(argv):
+def main(argv: list[str]) -> int:
     logging.set_verbosity(logging.WARNING)
     console.prepare_tensorflow()
     try:
+        task, options = _task(argv), Options(**typed(OPTIONS))
         (point,) = command.points(sys.argv)
-        return _done(_task(argv), point, Options(**typed(OPTIONS)))
+        return _done(task, point, options)
     except (ValueError, OSError, DataUnavailable) as error:
         return console.refuse(error, _PROGRAM)
     except Exception:
@@ -134,7 +124,7 @@ def _done(task: str, point: command.Point, options: Options) -> int:
 
 def run() -> None:
     """Runs the command and exits with its status."""
-    console.guarded(functools.partial(app.run, main, flags_parser=parse), _PROGRAM)
+    command.start(main, __doc__, _PROGRAM)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """From a command line to trainings: where the value of each setting comes from.
 
     command.define()
-    app.run(main, flags_parser=command.parse)       # and in main:
+    command.start(main, __doc__)                # and in main:
     points = command.points(sys.argv)
 
 A setting has its default, unless a source sets it. From the weakest source to the strongest:
@@ -21,16 +21,17 @@ import dataclasses
 import functools
 import itertools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from absl import flags
+from absl import app, flags
 
 import tfdp
 from tfdp import _settings
 from tfdp._validate import did_you_mean
-from tfdp.experiments.console import command_line
+from tfdp.experiments import console
 from tfdp.experiments.settings import SETTINGS, Experiment
 
 _PACKAGE = Path(tfdp.__file__).parent
@@ -64,7 +65,7 @@ class Point:
 
 def command_of(experiment: Experiment) -> str:
     """Returns the command for an experiment, without its folder and what run.json leaves out."""
-    return f"{command_line()} --flagfile={os.devnull} {experiment}"  # so that no recipe is read
+    return f"{console.command_line()} --flagfile={os.devnull} {experiment}"  # so that no recipe is read
 
 
 def define(flag_values: flags.FlagValues = flags.FLAGS, sweeps: bool = True) -> None:
@@ -86,6 +87,24 @@ def parse(
     """Like `tfdp._settings.parse`; typed flags win over flag files, wherever they are typed."""
     files, others = _split(argv)
     return _settings.parse([argv[0], *map(_flagfile, files), *others], doc, flag_values)
+
+
+def start(main: Callable[[list[str]], int], doc: str | None, program: str | None = None) -> None:
+    """Runs a command and exits with its status.
+
+    Args:
+        main: a function of the words that are no flags, after the name of the program.
+        doc: the docstring of the command, for --help.
+        program: what the user calls the command; None for train.py or tfdp-train.
+    """
+
+    def parser(argv: Sequence[str]) -> list[str]:
+        try:
+            return parse(argv, doc)
+        except ValueError as error:
+            sys.exit(console.refuse(error, program))
+
+    console.guarded(functools.partial(app.run, main, flags_parser=parser), program)
 
 
 def points(argv: Sequence[str], recipes: Path | None = RECIPES) -> list[Point]:

@@ -1,4 +1,4 @@
-"""How a command that trains begins and ends in a terminal.
+"""Start and end of a command that trains, in a terminal.
 
 This module imports neither TensorFlow nor Keras.
 """
@@ -51,7 +51,7 @@ def _terminate(number, frame):
 
 
 def prepare_tensorflow() -> None:
-    """Sets how TensorFlow, which is not imported yet, computes and logs, unless the user has decided.
+    """Sets the kernels and the log of TensorFlow before it is imported, unless the user has set them.
 
     The kernels of oneDNN: TensorFlow itself uses them only on CPUs with instructions for neural
     networks, such as AVX512 VNNI. On others private steps of convolutions take several times as long

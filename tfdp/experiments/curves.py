@@ -1,4 +1,4 @@
-"""The accuracy of the model that would be released: at the end of a training, and in between."""
+"""Test accuracy of the release, at the end of a training and during it."""
 
 import math
 import operator
@@ -33,7 +33,7 @@ def accuracy_of(released: keras.Model, x, y: np.ndarray, experiment: Experiment)
 
 
 class Curve(keras.callbacks.Callback):
-    """Puts the test accuracy of the model that would be released now into the logs of an epoch.
+    """Adds the test accuracy of the current release to the logs of an epoch.
 
     Formal guarantee: the accuracy is a function of weights between two steps, and the proven epsilon of
     every mechanism covers the weights after each step. Epochs in between have NaN.
@@ -54,7 +54,7 @@ class Curve(keras.callbacks.Callback):
             logs[TEST] = accuracy_of(self._release(), self._x, self._y, self._experiment)
 
     def _release(self):
-        """The model that would be released now."""
+        """The current release."""
         if self._released is None:
             self._released = plain_copy(self.model)
         else:

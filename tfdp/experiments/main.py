@@ -19,7 +19,7 @@ import shlex
 import sys
 import time
 
-from absl import app, logging
+from absl import logging
 
 from tfdp._settings import define, setting, settings_of, typed
 from tfdp.accounting import BudgetExhausted
@@ -72,24 +72,14 @@ command.define()
 
 def run() -> None:
     """Runs the command and exits with its status."""
-    console.guarded(functools.partial(app.run, main, flags_parser=parse))
+    command.start(main, __doc__)
 
 
-def parse(argv):
-    """Parses the flags, prints --help, or exits with one sentence about a wrong flag."""
-    try:
-        arguments = command.parse(argv, __doc__)
-        if len(arguments) > 1:
-            raise ValueError(f"Expected flags only. Received {' '.join(arguments[1:])}.")
-    except ValueError as error:
-        sys.exit(console.refuse(error))
-    return arguments
-
-
-def main(argv):
-    del argv
+def main(argv: list[str]) -> int:
     logging.set_verbosity(logging.WARNING)
     try:
+        if argv[1:]:
+            raise ValueError(f"Expected flags only. Received {' '.join(argv[1:])}.")
         options = Options(**typed(OPTIONS))
         points = command.points(sys.argv)
         _check(points, options)
@@ -136,7 +126,7 @@ def _place(points: list[Point], options: Options) -> pathlib.Path:
 
 def _train(options: Options, point: Point, path: pathlib.Path) -> int:
     """Trains one point and reports it; prints an error that the user can correct; returns a status."""
-    # Entered before TensorFlow is imported: a place that cannot be written is refused at once.
+    # Entered before TensorFlow is imported, so that an error about the folder comes at once.
     folder = RunFolder(path, point.experiment, overwrite=options.overwrite)
     try:
         with folder:
@@ -198,12 +188,12 @@ def _how_to_resume(options: Options, folder: RunFolder, point: Point) -> str:
 
 
 def _audit(point, folder):
-    """Audits the settings of a result and puts what was found beside it."""
+    """Audits the settings of a result and writes the audit into its folder."""
     from tfdp.experiments import audited
 
     print(
-        "\nAudit: trains again, with 500 canaries among the records. With more records, noise and "
-        "epsilons\nare others: those below are the audited training's.",
+        "\nAudit: trains again with 500 canaries among the records. This changes the noise, so the "
+        "epsilons\nbelow are those of the audited training.",
         flush=True,
     )
     found = audited.audit_experiment(point.experiment)

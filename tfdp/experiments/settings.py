@@ -106,7 +106,7 @@ class Experiment:
         needs=(_NO_NORMALIZATION,),
     )
     normalize_output: bool = setting(
-        "Whether the output layer is normalized too.",
+        "Normalizes the output layer, too.",
         False,
         needs=(Need("normalization", NORMALIZATIONS[1:]),),
     )
@@ -118,42 +118,42 @@ class Experiment:
         needs=(_BATCH,),
     )
     public_examples: int = setting(
-        "How many public examples there are; the papers have 30 and 128.",
+        "The number of public examples; the papers have 30 and 128.",
         30,
         interval="[2, inf)",
         needs=(_BATCH,),
     )
     statistics: str = setting(
-        "What the statistics of --normalization=batch are taken over: example, the public examples "
+        "The examples behind the statistics of --normalization=batch: example, the public examples "
         "and one example at a time; batch, the whole lot, as in the papers, which needs 2L-1 times "
-        "the noise. So it is with --normalization=private_batch in training.",
+        "the noise. The same holds for --normalization=private_batch in training.",
         "example",
         choices=("example", "batch"),
         needs=(Need("normalization", ("batch", PRIVATE_BATCH)),),
     )
 
     sequence_length: int = setting(
-        "How many words of a text are used; shorter ones are padded. The papers have 20 and 64. Every "
-        "word has one of 10,000 ids, by a fixed public hash.",
+        "The number of words used of each text; shorter texts are padded. The papers have 20 and 64. "
+        "Each word has one of 10,000 ids, by a fixed public hash.",
         64,
         group="Words, for texts",
         needs=(_WORDS,),
     )
     embeddings: str = setting(
-        "The vectors of the words: trained from random ones, or frozen at random ones.",
+        "The vectors of the words, random at the start: trained or frozen.",
         "trained",
         choices=("trained", "frozen"),
         needs=(_WORDS,),
     )
 
     initial_weights: str | None = setting(
-        "A model.keras of the same network, trained on PUBLIC data, to start from; the "
-        "output layer starts afresh where its classes are others. To name a file declares that its "
-        "weights owe nothing to the private data.",
+        "A model.keras of the same network, trained on PUBLIC data, to start from; an output layer "
+        "with other classes starts at random. By naming a file, you declare that its weights do not "
+        "depend on the private data.",
         group="Pre-training and fine-tuning",
     )
     trainable_layers: str | None = setting(
-        "The layers that are trained, by names or patterns (logits,dense_*). All others are frozen."
+        "The layers to train, by names or patterns (logits,dense_*). All others are frozen."
     )
 
     batch_size: int = common.lot_size.field(default=256, group="Training")
@@ -162,7 +162,7 @@ class Experiment:
     learning_rate: float = common.learning_rate.field(default=0.15)
     learning_rate_decay: float = common.learning_rate_decay.field()
     optimizer: str = setting(
-        "The update rule that the private gradients are given to.",
+        "The update rule for the private gradients.",
         "sgd",
         choices=("sgd", "adam", "adamw", "adagrad", "rmsprop", "nadam"),
         needs=(_RULE,),
@@ -182,7 +182,7 @@ class Experiment:
         needs=(_WEIGHT_NOISE,),
     )
     noise_draws: int = setting(
-        "Over how many draws of --weight_noise the test accuracy is the mean.",
+        "The number of draws of --weight_noise that the test accuracy is averaged over.",
         5,
         needs=(_WEIGHT_NOISE,),
     )
@@ -199,12 +199,12 @@ class Experiment:
     )
     groups: int | None = common.groups.field()
     nominal_examples: int | None = setting(
-        "A number of examples that was fixed without looking at the data, which decides how likely an "
-        "example is in a lot; --adjacency=add_or_remove_one needs it.",
+        "The number of examples that decides the sampling probability, fixed without looking at the "
+        "data; --adjacency=add_or_remove_one needs it.",
         needs=(Need("sampling", ("poisson",)),),
     )
     physical_batch_size: int | None = setting(
-        "How many examples are in memory at once; without it the whole lot."
+        "The number of examples in memory at once; by default the whole lot."
     )
 
     l2_norm_clip: float = setting(
@@ -221,7 +221,7 @@ class Experiment:
         needs=(_PRIVATE,),
     )
     microbatches: int | None = setting(
-        "How many microbatches a lot has; without it one for each example. Larger ones cost 2C.",
+        "The number of microbatches of a lot; by default one for each example. Larger ones cost 2C.",
         needs=(_PRIVATE,),
     )
 
@@ -234,10 +234,10 @@ class Experiment:
     release: str | None = common.release.field()
     noise: str | None = common.noise.field()
     degrees_of_freedom: float | None = common.degrees_of_freedom.field()
-    encode: bool | None = setting("Whether discrete_sgd encodes gradients.")
-    denoise: bool | None = setting("Whether discrete_sgd denoises the noisy sum.")
+    encode: bool | None = setting("Encodes gradients, for discrete_sgd.")
+    denoise: bool | None = setting("Denoises the noisy sum, for discrete_sgd.")
     codebook_size: int | None = setting(
-        "How many preselected vectors discrete_sgd has.",
+        "The number of preselected vectors, for discrete_sgd.",
         needs=(Need("encode", (None, True)),),
     )
     strategy: str | None = common.strategy.field()
@@ -245,17 +245,17 @@ class Experiment:
     objective: str | None = common.objective.field()
 
     test_every: int | None = setting(
-        "After how many epochs the test accuracy of what would be released then is measured, for a "
-        "curve in run.json and TensorBoard; the proven epsilon covers the weights of every step.",
+        "The number of epochs between two measurements of the test accuracy, for a curve in run.json "
+        "and TensorBoard; the proven epsilon covers the weights of every step.",
         group="Execution",
     )
-    jit_compile: bool = setting("Whether the training step is compiled with XLA.", False)
+    jit_compile: bool = setting("Compiles the training step with XLA.", False)
     seed: int | None = setting(
-        "Decides the initial weights and whatever else is public. Noise and lots stay secret.",
+        "The seed of the initial weights and all that is public. Noise and lots stay secret.",
         interval="[0, 4294967296)",
     )
     insecure_seed: int | None = setting(
-        "Decides noise and lots too, for debugging: nothing finite is proven. It is not recorded.",
+        "A seed of noise and lots, for debugging: the proven epsilon is infinite. Not recorded.",
         interval="[0, inf)",
         recorded=False,
     )
@@ -300,7 +300,7 @@ class Experiment:
 def check_together(experiment: Experiment) -> None:
     """Raises ValueError if valid settings do not fit together.
 
-    Here is what would cost a download, or what the rest of tfdp does not refuse by itself.
+    It checks what would cost a download, and what the rest of tfdp does not check.
     """
     check_name(experiment.dataset)
     check_model(experiment, kind_of(experiment.dataset))

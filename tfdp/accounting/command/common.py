@@ -55,7 +55,9 @@ adjacency = Setting(
 lot_size = Setting(help="The nominal lot size: the logical batch of one step.")
 epochs = Setting(help="The number of passes over the data.", rival="steps")
 steps = Setting(help="The number of steps, instead of --epochs.", rival="epochs")
-sampling = Setting(help="How lots are drawn; the accounting follows it.", choices=sampling_names)
+sampling = Setting(
+    help="The sampling of lots, which the accounting follows.", choices=sampling_names
+)
 groups = Setting(
     help="The number of groups of the data that take turns with --sampling=cyclic_poisson. For matrix, "
     "by default as many as --bands; without either, the number with the least noise.",
@@ -81,7 +83,9 @@ degrees_of_freedom = Setting(
     help="The degrees of freedom of --noise=student_t, for discrete_sgd.",
     needs=(Need("noise", ("student_t", None)),),
 )
-strategy = Setting(help="How matrix correlates the noise of different steps.", choices=STRATEGIES)
+strategy = Setting(
+    help="The correlation of the noise of different steps, for matrix.", choices=STRATEGIES
+)
 bands = Setting(
     help="The number of coefficients of the strategy of matrix. By default as many as --groups; for "
     "cyclic lots, the steps of an epoch.",

@@ -49,10 +49,10 @@ class Flags:
     epochs: float | None = common.epochs.field(also=("num_epochs",))
     steps: int | None = common.steps.field()
     sampling: str | None = common.sampling.field(
-        help="How lots are drawn. By default poisson; cyclic_poisson for matrix."
+        help="The sampling of lots. By default poisson; cyclic_poisson for matrix."
     )
     nominal: bool = setting(
-        "Whether --num_examples was fixed without looking at the data; "
+        "Declares that --num_examples was fixed without looking at the data; "
         "--adjacency=add_or_remove_one needs it.",
         False,
     )
@@ -62,22 +62,22 @@ class Flags:
     learning_rate: float | None = common.learning_rate.field()
     learning_rate_decay: float = common.learning_rate_decay.field()
     momentum: float = common.momentum.field()
-    nesterov: bool = setting("Whether the momentum is Nesterov's, for si_dpsgd.", False)
+    nesterov: bool = setting("Nesterov momentum, for si_dpsgd.", False)
     optimizer: str = setting("The update rule, for si_dpsgd.", "sgd")
     start: str = setting("The origin of the initial weights.", "assumed", choices=STARTS)
-    insecure_seed: bool = setting("Whether the noise came from a seed of the user's.", False)
+    insecure_seed: bool = setting("Declares that the user chose the seed of the noise.", False)
 
     microbatch_size: int = setting(
         "The number of examples whose mean is clipped.", 1, group="Contribution of an example"
     )
     max_examples_per_user: int = setting(
-        "The largest number of examples of one user, all of which epsilon then protects.", 1
+        "The largest number of examples of one user; epsilon is for all of them together.", 1
     )
     clip_groups: int = setting(
         "The number of groups of weights that are clipped separately, each at the clip norm.", 1
     )
     batch_statistics: bool = setting(
-        "Whether normalization takes statistics over the private lot.", False
+        "Normalization takes its statistics over the private lot.", False
     )
 
     strategy: str | None = common.strategy.field(group="Settings of some mechanisms")

@@ -25,21 +25,20 @@ def check(path: str) -> Path:
     """
     file = Path(path)
     if file.suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise ValueError(f"Expected --plot to name a .png, .pdf or .svg file. Received {path!r}.")
+        raise ValueError(f"--plot={path} is no .png, .pdf or .svg file. Use one of these endings.")
     if not file.parent.is_dir():
         raise ValueError(
-            f"Expected --plot to name a file in a folder that exists. Received {path!r}."
+            f"The folder of --plot={path} does not exist. Make it, or name another file."
         )
     if importlib.util.find_spec("matplotlib") is None:
         raise ValueError(
-            "Expected matplotlib to be installed for --plot. Found none. Install it with "
-            "pip install 'tfdp[plot]', or pip install matplotlib."
+            "--plot needs matplotlib, which is not installed. Install it: pip install 'tfdp[plot]'."
         )
     return file
 
 
 def draw(table: Table, path: Path) -> None:
-    """Draws epsilon against the flag that varies, or the noise that a budget needs."""
+    """Draws epsilon, or the noise for a budget, against the flag that varies."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -48,7 +47,7 @@ def draw(table: Table, path: Path) -> None:
     figure, axis = pyplot.subplots(figsize=(7.2, 4.5))
     label = _AXES.get(table.name, table.name)
     axis.set_xlabel(label)
-    what = "Noise that a budget needs" if table.budget else "Epsilon"
+    what = "Noise for a budget" if table.budget else "Epsilon"
     settings = textwrap.fill(title(table), 90)
     axis.set_title(f"{what}, by {label.partition(' (')[0]}\n{settings}", loc="left", fontsize=10)
     drawn = _noise_curve(axis, table) if table.budget else _epsilon_curves(axis, table)

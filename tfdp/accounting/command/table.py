@@ -72,11 +72,10 @@ def text(table: Table) -> str:
         warning = delta_warning(row.flags.delta, row.run.sampling.num_examples)
         notes |= {f"Warning: {warning}": None} if warning else {}
     lines += [*notes, "", *_aligned(table, common), ""]
-    bars = "noise that the row needs" if table.budget else "proven epsilon"
+    bars = "noise multiplier" if table.budget else "proven epsilon"
     lines.append(
-        f"The bars show the {bars}. Claimed: the paper's own formula. Proven: a theorem about a run "
-        f"whose lots were drawn as --sampling={table.common('sampling')} says; without --table, "
-        "everything that it assumes is listed."
+        f"Bars: {bars}. Claimed: the paper's formula. Proven: a theorem for lots drawn as in "
+        f"--sampling={table.common('sampling')}; without --table, all assumptions are listed."
     )
     reasons = dict.fromkeys(row.proven.reason for row in table.rows if row.proven.reason)
     return "\n".join([*lines, *(f"Why infinite: {reason}" for reason in reasons)])
