@@ -51,8 +51,8 @@ def make(flags: Flags, name: str, values: Sequence[int | float]) -> Table:
     rows = []
     for value in values:
         try:
-            varied = dataclasses.replace(flags, **{name: value}, typed=flags.typed | {name})
-            rows.append(plan(varied))
+            varied: dict[str, Any] = {name: value, "typed": flags.typed | {name}}
+            rows.append(plan(dataclasses.replace(flags, **varied)))
         except ValueError as error:
             raise ValueError(
                 f"{error} This is the row {flag_of(name, value)} of --table."
