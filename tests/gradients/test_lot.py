@@ -164,9 +164,9 @@ def test_a_cpu_takes_large_lots_of_images_in_chunks_of_equal_result(monkeypatch)
 @hypothesis.given(st.integers(0, 5000), st.integers(1, 300), st.integers(1, 7))
 def test_chunks_are_few_and_of_one_size(rows, limit, multiple):
     limit = -(-limit // multiple) * multiple
-    chunks, size = chunking.balanced(rows, limit, multiple)
+    chunks, size = chunking.balanced_chunks(rows, limit, multiple)
     assert size % multiple == 0 and 0 < size <= limit
     assert chunks * size >= rows > (chunks - 1) * limit or (rows, chunks) == (0, 1)
     assert chunks * size - rows < chunks * multiple or rows == 0
-    as_tensors = chunking.balanced(tf.constant(rows), limit, multiple)
+    as_tensors = chunking.balanced_chunks(tf.constant(rows), limit, multiple)
     assert [int(t) for t in as_tensors] == [chunks, size]

@@ -13,8 +13,7 @@ from keras import layers
 import tfdp
 from tests.optimizers.step_suite import flat, gradients_of_rows
 from tests.rounding import FUNCTION, assert_close, rounding, terms_of
-from tfdp.gradients.bounds import EncodedBound
-from tfdp.gradients.encoding import Codebook, Encoder
+from tfdp.gradients.encoding import Codebook, EncodedBound, Encoder
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.lot import bounded_sum, choose_engine
 

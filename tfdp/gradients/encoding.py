@@ -18,12 +18,14 @@ large the model is, and the accounting is about the vectors as they are held.
 import dataclasses
 import functools
 import math
+from typing import ClassVar
 
 import numpy as np
 import tensorflow as tf
 from scipy import special
 
 from tfdp._validate import finite, whole
+from tfdp.gradients.bounds import L2Clip
 
 # The largest number of blocks that are held of a vector; in shorter vectors every rank is a block.
 _BLOCKS = 4096
@@ -279,3 +281,33 @@ class Encoder:
         parts = tf.round(parts * (_RESOLUTION - 1))
         similarities = tf.matmul(parts, self._score_weights, transpose_b=True)
         return tf.argmax(similarities, axis=1, output_type=tf.int32)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncodedBound(L2Clip):
+    """Encodes every gradient, so that its entries are bounded one by one.
+
+    The bound works on whole gradients: all variables of an example as one vector.
+
+    Args:
+        l2_norm_clip: C > 0, which the norm of an encoded gradient does not exceed.
+        encoder: an encoder with the same C, for vectors as long as all variables together.
+    """
+
+    whole_gradients: ClassVar[bool] = True
+    encoder: Encoder
+
+    def __post_init__(self):
+        if self.encoder.l2_norm_clip != self.l2_norm_clip:
+            raise ValueError(
+                "Expected an encoder for the clip norm that is declared, "
+                f"{self.l2_norm_clip!r}. Received one for {self.encoder.l2_norm_clip!r}."
+            )
+
+    def bounded(self, rows: tf.Tensor) -> tf.Tensor:
+        """Returns float32 [rows, weights]: the bounded gradients.
+
+        Args:
+            rows: float32 [rows, weights], finite.
+        """
+        return self.encoder.encode(rows)

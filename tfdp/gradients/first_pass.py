@@ -23,7 +23,7 @@ from tfdp._compat.tensorflow import (
     outside_of_graphs,
     variable_name,
 )
-from tfdp.gradients.forward import refusal_of_state
+from tfdp.gradients.forward import state_error
 from tfdp.gradients.mixed_rows import ROWS, refuse_mixed_rows
 from tfdp.gradients.targets import apart
 from tfdp.gradients.vectorizing import layer_of_operation
@@ -146,7 +146,7 @@ def _traced(forward, x, y):
     loss = forward.loss(scope, x, y, outputs)
     for variable, value in zip(forward.state_variables, before, strict=True):
         if scope.get_current_value(variable) is not value and not forward.is_random(variable):
-            raise ValueError(refusal_of_state(variable))
+            raise ValueError(state_error(variable))
     return (
         outputs,
         losses,
@@ -189,7 +189,7 @@ def _counters(forward, traced):
     found = [*zip(forward.state_variables, traced["state"], strict=True)]
     for variable, new in found:
         if new is not None and sources & _sources_of(new):
-            raise ValueError(refusal_of_state(variable))
+            raise ValueError(state_error(variable))
     return tuple(v for v, new in found if new is not None and not forward.is_random(v))
 
 

@@ -3,6 +3,10 @@
 Engines differentiate this function. Nothing else that calls the user's model in private training is
 differentiated. A layer that assigns to a variable is refused, because it would store what it computes
 from private data without any bound; random state and counters (`first_pass`) are excepted.
+
+Random state is recognised by the object that owns it, never by its name, because a layer may call a
+running statistic "seed_generator_state". `first_pass` checks that no new value of it depends on an
+example.
 """
 
 import keras
@@ -13,13 +17,16 @@ from tfdp._compat.keras import (
     compiled_loss,
     compute_loss_as_keras,
     forget_dropout_masks,
+    layers_of,
     losses_of_one_replica,
+    seed_generators,
+    shared_seed_generator,
     without_penalties,
     without_recomputation,
 )
 from tfdp._compat.tensorflow import inlined_functions
-from tfdp.gradients.random_state import noise_states, seed_states, shared_seed_state
 from tfdp.gradients.targets import apart, with_none
+from tfdp.layers.noisy import noisy_layers
 
 _CHUNK_STRIDE = 0x9E3779B1  # odd, so that chunks of one lot never share a seed
 
@@ -62,7 +69,7 @@ def has_own_compute_loss(model) -> bool:
     return type(model).compute_loss is not keras.Model.compute_loss or "compute_loss" in vars(model)
 
 
-def refusal_of_state(variable) -> str:
+def state_error(variable) -> str:
     """The message of the refusal of a variable that a pass assigns."""
     return (
         f"Variable '{variable.path}' is assigned in training, so it would keep what "
@@ -71,6 +78,36 @@ def refusal_of_state(variable) -> str:
         "freeze what it updates, or replace it (LayerNormalization or GroupNormalization for batch "
         "statistics)."
     )
+
+
+def seed_states(model) -> list:
+    """Returns the states of the `keras.random.SeedGenerator`s that Keras tracks for a model's layers.
+
+    Dropout and similar layers draw fresh numbers for every example from these states.
+
+    Args:
+        model: a Keras model; its own generators and those of nested layers are included.
+    """
+    layers = layers_of(model, itself=True)
+    generators = [g for layer in layers for g in seed_generators(layer)]
+    states = [g.state for g in generators if isinstance(g, keras.random.SeedGenerator)]
+    shared = shared_seed_state()
+    return _once(states if shared is None else [*states, shared])
+
+
+def shared_seed_state():
+    """The state that `keras.random` uses where it is given no seed; None before its first use."""
+    generator = shared_seed_generator()
+    return None if generator is None else generator.state
+
+
+def noise_states(model) -> list:
+    """Returns the states of tfdp's noisy layers, which draw one noise for the whole lot."""
+    return _once(layer.weight_noise_state for layer in noisy_layers(model) if layer.built)
+
+
+def _once(variables):
+    return [*{id(variable): variable for variable in variables}.values()]
 
 
 class Forward:
@@ -182,11 +219,11 @@ class Forward:
                 new_state.append(None)
                 continue
             if not (self.is_random(variable) or id(variable) in self._permitted):
-                raise ValueError(refusal_of_state(variable))
+                raise ValueError(state_error(variable))
             new_state.append(after)
         for variable, value in zip(self.variables, values, strict=True):
             if scope.get_current_value(variable) is not value:
-                raise ValueError(refusal_of_state(variable))
+                raise ValueError(state_error(variable))
         return y_pred, scope, new_state
 
     def loss(self, scope, x, y, y_pred):

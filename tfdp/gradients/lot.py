@@ -9,12 +9,12 @@ import tensorflow as tf
 from tfdp._compat.tensorflow import inside_xla
 from tfdp._validate import one_of
 from tfdp.gradients.bounds import L2Clip
-from tfdp.gradients.chunk_loop import sum_of_chunks
 from tfdp.gradients.chunks import (
-    balanced,
+    balanced_chunks,
     pad_rows,
     split_rows,
     suitable_rows,
+    sum_of_chunks,
     works_in_sequence,
 )
 from tfdp.gradients.contract import BoundedSum, Engine
@@ -120,7 +120,7 @@ def bounded_sum(
             f"`physical_batch_size`. Found {physical_batch_size}. Use smaller lots, or "
             "statistics='example'."
         )
-    chunks, size = balanced(total, physical_batch_size, microbatch_size)
+    chunks, size = balanced_chunks(total, physical_batch_size, microbatch_size)
     x, y, sample_weight = pad_rows((x, y, sample_weight), chunks * size)
     split = split_rows((x, y, sample_weight), chunks, size)
 

@@ -23,7 +23,7 @@ from tfdp.gradients.factors import (
     in_layout_of_variable,
     keeps_order,
 )
-from tfdp.gradients.meetings import PRODUCTS
+from tfdp.gradients.weight_ops import PRODUCTS
 
 Pullback = Callable[[PerExampleGradient], PerExampleGradient]
 
@@ -135,7 +135,7 @@ class _Rearranged:
 
 @dataclasses.dataclass(frozen=True)
 class _Then:
-    """One `finish` after another; compares by value, as `sums.added` needs it."""
+    """One `finish` after another; compares by value, as `sums.add_gradients` needs it."""
 
     first: Callable
     second: Callable

@@ -27,7 +27,7 @@ import tensorflow as tf
 from tfdp._compat.float32_products import weighted_sum
 from tfdp._validate import one_of, positive
 from tfdp.layers.feature_normalization import FeatureNormalization
-from tfdp.layers.lot_statistics import rows_present
+from tfdp.layers.lot_statistics import present_rows
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
@@ -140,7 +140,7 @@ class PrivateBatchNormalization(FeatureNormalization):
 
     def call(self, inputs, training=False):
         x = tf.cast(inputs, tf.float32)
-        present = rows_present(tf.shape(x)[0])
+        present = present_rows(tf.shape(x)[0])
         share = present / tf.reduce_sum(present)
         if training and self.uses_lot_statistics:
             mean, variance = self._lot_moments(x, share)

@@ -22,7 +22,7 @@ import tensorflow as tf
 from tfdp._compat.keras import layers_of
 from tfdp._validate import one_of
 from tfdp.layers.feature_normalization import FeatureNormalization
-from tfdp.layers.lot_statistics import rows_present
+from tfdp.layers.lot_statistics import present_rows
 
 STATISTICS = ("example", "batch")
 
@@ -276,7 +276,7 @@ class PublicExamples(keras.layers.Layer):
     def call(self, inputs, training=False):
         if self.statistics == "batch" and training:
             private = tf.shape(keras.tree.flatten(inputs)[0])[0]
-            return self._joined(inputs, self._tensors(), rows_present(private), training=True)
+            return self._joined(inputs, self._tensors(), present_rows(private), training=True)
         if self.statistics == "batch":
             return self._one_by_one(inputs, self._tensors())
         moments = self.public_moments()

@@ -15,8 +15,7 @@ import numpy as np
 from tfdp._validate import flag, one_of
 from tfdp.accounting.encoding import USUAL_DEGREES_OF_FREEDOM, USUAL_NOISE, Encoding
 from tfdp.accounting.mechanisms import DiscreteSGD
-from tfdp.gradients.bounds import EncodedBound
-from tfdp.gradients.encoding import Codebook, Encoder
+from tfdp.gradients.encoding import Codebook, EncodedBound, Encoder
 from tfdp.noise.denoising import denoise as denoised
 from tfdp.noise.families import NoiseFamily
 from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer

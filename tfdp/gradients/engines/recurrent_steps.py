@@ -20,7 +20,7 @@ from tfdp._compat.tensorflow import captured, concrete_function
 from tfdp.gradients.uses import uses_of
 
 
-class NoStep(Exception):
+class CannotSplitStep(Exception):
     """A step cannot be taken apart, or a weight meets its data where the gradient has no factors."""
 
 
@@ -33,9 +33,9 @@ class RecurrentStep(abc.ABC):
         shared: the values of the cell's weights.
         shown: which of the states is the output.
         kept: a `tf.TensorSpec` for each tensor that `forward` keeps.
-        uses: list of (value of a weight, sources, saved tensors, form), as in `Use`. Sources and saved
-            tensors are some of `outside`, or a `tf.TensorSpec` that stands for what `backward` passes
-            on, each once, in their order.
+        uses: list of (value of a weight, sources, saved tensors, gradient), as in `Use`. Sources and
+            saved tensors are some of `outside`, or `tf.TensorSpec`s that stand for the tensors that
+            `backward` passes on, each once, in their order.
         outside: tensors [rows, steps, ...] of the pass.
     """
 
@@ -84,7 +84,7 @@ class TracedStep(RecurrentStep):
         training: as the cell takes it.
 
     Raises:
-        NoStep, NotReplayable: the step cannot be taken apart.
+        CannotSplitStep, NotReplayable: the step cannot be taken apart.
     """
 
     def __init__(self, cell, values, sequences, states, training):
@@ -115,12 +115,12 @@ class TracedStep(RecurrentStep):
         for value, weight in zip(self.shared, self._weights[: len(trained)], strict=False):
             found = uses_of(weight, of_rows)
             if any(use.unknown is not None for use in found):
-                raise NoStep
+                raise CannotSplitStep
             # Uses before the loop are among the operations of the pass.
             found = [use for use in found if any(source.op in late for source in use.sources)]
             for use in found:
                 sources, saved = self._of(use.sources, True), self._of(use.saved, False)
-                self.uses.append((value, sources, saved, use.form))
+                self.uses.append((value, sources, saved, use.gradient))
         self._cut(late)
         known = self._known(same=self._of_all_steps(sequences), weights=self.shared)
         known[self._inputs.ref()] = merged(sequences)
@@ -158,7 +158,7 @@ class TracedStep(RecurrentStep):
         # The graph lives as long as the function.
         self._function = concrete_function(tf.function(function, autograph=False), *specs)
         if captured(self._function.graph) or not traced["shown"]:
-            raise NoStep
+            raise CannotSplitStep
         self.shown = traced["shown"][0]
         self._inputs, self._same, self._states = (traced[k] for k in ("inputs", "same", "states"))
         self._weights, self._new = traced["weights"], traced["new"]

@@ -13,7 +13,7 @@ from tfdp.gradients.factors import Instantiated, PerExampleGradient, zero_rows
 _SMALL = 2**12  # entries up to which written-out gradients are put side by side
 
 
-def bounded(
+def clip_and_sum(
     gradients: list,
     variables: list,
     bound: L2Clip,
@@ -164,7 +164,7 @@ def _sums(parts, variables, bound, square_norms, present, microbatch_size):
 
     Args:
         parts: from `_parts`; all gradients are finite.
-        variables, bound, microbatch_size: as in `bounded`.
+        variables, bound, microbatch_size: as in `clip_and_sum`.
         square_norms: float32 [rows, layers].
         present: bool [rows]: which of them count.
 
