@@ -32,7 +32,7 @@ class L2Clip:
 
     l2_norm_clip: float
     # For each variable the number of its layer; empty where all are clipped as one.
-    layers: ClassVar[tuple[int, ...]] = ()
+    layers: tuple[int, ...] = dataclasses.field(default=(), init=False)
 
     @property
     def clip_groups(self) -> int:

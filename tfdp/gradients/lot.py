@@ -49,7 +49,7 @@ def choose_engine(name: str, model) -> Engine:
                 "engine='auto', or statistics='example'."
             )
         return lotwise.bounded_sum
-    engines = {"vectorized": exact.bounded_sum, "loop": loop.bounded_sum}
+    engines: dict[str, Engine] = {"vectorized": exact.bounded_sum, "loop": loop.bounded_sum}
     return engines.get(name, ghost.bounded_sum)
 
 

@@ -156,7 +156,8 @@ def _mixing_operation(forward, lots, row) -> str:
     That is the first one whose result for the row moves; or, if it was given something of `x`
     that has no rows, what brought rows together before it, such as `tensordot` over all axes.
     """
-    found_in, reach = [], set()
+    found_in: list[tf.Operation] = []
+    reach: set[tf.Operation] = set()
 
     def everything(x):
         forward.outputs([tf.convert_to_tensor(v) for v in forward.variables], forward.state(), x)

@@ -120,7 +120,8 @@ def _after(use, pullback):
     return dataclasses.replace(use, gradient=lambda *tensors: pullback(use.gradient(*tensors)))
 
 
-_DECLARED = contextvars.ContextVar("declared")  # {reference to tensor: uses}
+# {reference to tensor: uses}
+_DECLARED: contextvars.ContextVar[dict[object, list[Use]]] = contextvars.ContextVar("declared")
 
 
 @contextlib.contextmanager

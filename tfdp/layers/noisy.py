@@ -38,8 +38,8 @@ def standard_normal(shape, seed) -> tf.Tensor:
     return radius * tf.cos(2.0 * math.pi * uniform[1])
 
 
-class DrawnNoise:
-    """Mixin of layers that draw noise for weights, one draw per lot.
+class DrawnNoise(keras.layers.Layer):
+    """Base of layers that draw noise for weights, one draw per lot.
 
     The noise is a pure function of the variable `weight_noise_state`, a seed word and a counter.
     So every example of a lot gets the same draw (in `tf.vectorized_map` too), norm and gradient
@@ -83,7 +83,7 @@ class DrawnNoise:
 
 
 class _NoisyKernel(DrawnNoise):
-    """Mixin that calls a layer of Keras with a kernel that is drawn."""
+    """Calls a layer of Keras, the class after this one, with a kernel that is drawn."""
 
     def __init__(self, *args, noise_stddev, noise_at_inference=True, seed=None, **kwargs):
         super().__init__(*args, **kwargs)

@@ -55,10 +55,7 @@ class AdaptiveClipping:
     def __post_init__(self):
         fraction("target_quantile", self.target_quantile, zero=True, one=True)
         positive("quantile_learning_rate", self.quantile_learning_rate)
-        z, on_count = self.noise_multiplier, self.quantile_noise_multiplier
-        if on_count is None:
-            on_count = _COUNT_NOISE * z
-            object.__setattr__(self, "quantile_noise_multiplier", on_count)
+        z, on_count = self.noise_multiplier, self.count_noise
         if not ((on_count > z / 2 or z == 0) and 0.0 <= on_count < math.inf):
             raise ValueError(
                 "Invalid value received for argument `quantile_noise_multiplier`. Expected a finite "
@@ -68,12 +65,18 @@ class AdaptiveClipping:
             )
 
     @property
+    def count_noise(self) -> float:
+        """sigma_b, the standard deviation of the noise on the count."""
+        given = self.quantile_noise_multiplier
+        return _COUNT_NOISE * self.noise_multiplier if given is None else given
+
+    @property
     def sum_noise(self) -> float:
         """z_sum, the noise multiplier of the sum of gradients."""
         if self.noise_multiplier == 0:
             return 0.0
         z = self.noise_multiplier
-        return z / math.sqrt(1.0 - (z / (2.0 * self.quantile_noise_multiplier)) ** 2)
+        return z / math.sqrt(1.0 - (z / (2.0 * self.count_noise)) ** 2)
 
     def count(self, bounded) -> tf.Tensor:
         """The sum of (b - 1/2) over the microbatches that are present, without noise.

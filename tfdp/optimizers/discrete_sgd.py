@@ -88,8 +88,7 @@ class DiscreteOptimizer(DPKerasOptimizer):
                 f"encoding takes the place of clipping. Received: {clipping!r}"
             )
         one_of("clipping", clipping, _CLIPPINGS)
-        if codebook is not None:
-            codebook = Codebook.of(codebook)
+        given = None if codebook is None else Codebook.of(codebook)
         super().__init__(*args, **kwargs)
         self.family = family
         self.encode = flag("encode", encode)
@@ -98,8 +97,8 @@ class DiscreteOptimizer(DPKerasOptimizer):
         self.zero_below = zero_below
         self.codebook_seed = codebook_seed
         self.private_codebook = flag("private_codebook", private_codebook)
-        self._given = codebook  # a plain object, which Keras neither tracks nor saves
-        self._encoder = None
+        self._given = given  # a plain object, which Keras neither tracks nor saves
+        self._encoder: Encoder | None = None
 
     def _encoder_for(self, variables) -> Encoder:
         """The encoder of gradients with respect to `variables`."""
@@ -114,8 +113,8 @@ class DiscreteOptimizer(DPKerasOptimizer):
                 f"Expected a codebook of vectors of {count} entries, one for each trainable weight. "
                 f"Received vectors of {codebook.num_weights} entries."
             )
-        self._encoder = Encoder(codebook, self.l2_norm_clip)
-        return self._encoder
+        self._encoder = encoder = Encoder(codebook, self.l2_norm_clip)
+        return encoder
 
     def bound(self, variables, l2_norm_clip=None):
         if not self.encode:
@@ -165,7 +164,7 @@ class DiscreteOptimizer(DPKerasOptimizer):
         }
 
 
-def make_discrete_optimizer_class(base: type) -> type:
+def make_discrete_optimizer_class(base: type) -> type[DPKerasOptimizer]:
     """Returns a subclass of a Keras optimizer class that trains by discrete SGD.
 
     The class is called `Discrete<Base>Optimizer` and is registered for serialization under this name,

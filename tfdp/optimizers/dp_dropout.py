@@ -46,7 +46,7 @@ class DPDropoutOptimizer(LangevinOptimizer):
             variables: the trainable variables.
         """
         noise = 2.0 * float(self.bound(variables).l2_norm_clip) * self.sigma
-        layers = {}
+        layers: dict[str, list[np.ndarray]] = {}
         for variable in variables:
             layer = variable.path.rpartition("/")[0] or variable.path
             layers.setdefault(layer, []).append(np.ravel(variable.numpy()).astype(float))

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfdp._compat.keras import unpickled
 from tfdp._validate import positive, schedule, whole
-from tfdp.accounting.mechanisms import DPSGD
+from tfdp.accounting.mechanisms import DPSGD, Mechanism
 from tfdp.gradients.bounds import L2Clip, make_bound
 from tfdp.gradients.contract import BoundedSum
 from tfdp.noise.gaussian import NoiseSource
@@ -101,10 +101,10 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         RuntimeError: ...make_private...
     """
 
-    mechanism = DPSGD
+    mechanism: type[Mechanism] = DPSGD
     title = "DP-SGD"
     mean_factor = 1.0
-    accounted = (
+    accounted: tuple[str, ...] = (
         "l2_norm_clip",
         "noise_multiplier",
         "num_microbatches",
@@ -148,7 +148,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         self.adaptive_clipping: AdaptiveClipping | None = adaptive_clipping_for(
             clipping, self.noise_multiplier, **self._quantile_settings
         )
-        self._clip_norm = None
+        self._clip_norm: keras.Variable | None = None
         self._seed, self._sessions = seed, 0
         # Plain objects, which no save path of Keras or TensorFlow reaches.
         self._noise = NoiseSource(seed)  # each session makes one of its own
@@ -327,16 +327,16 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         """
         source, shapes = self._noise, [total.shape for total in bounded.sums]
         noise_multiplier = session.value("noise_multiplier")
-        if self.adaptive_clipping is None:
+        adaptive, clip_norm = self.adaptive_clipping, self._clip_norm
+        if adaptive is None or clip_norm is None:
             scale = self._stddev(noise_multiplier, bounded, session)
             noise = source.gaussians(session.place, scale, shapes)
         else:
-            adaptive = self.adaptive_clipping
             scale = self._stddev(adaptive.sum_noise, bounded, session)
             # One more scalar, drawn beside the others, is the noise on the count.
             *noise, extra = source.gaussians(session.place, 1.0, [*shapes, ()])
-            count = adaptive.count(bounded) + adaptive.quantile_noise_multiplier * extra
-            self._clip_norm.assign(
+            count = adaptive.count(bounded) + adaptive.count_noise * extra
+            clip_norm.assign(
                 adaptive.next_clip_norm(
                     bounded.l2_norm_clip,
                     count,

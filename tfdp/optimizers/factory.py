@@ -7,7 +7,7 @@ import keras
 from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
 
 
-def make_dp_optimizer_class(base: type) -> type:
+def make_dp_optimizer_class(base: type) -> type[DPKerasOptimizer]:
     """Returns a private subclass of a Keras optimizer class (the name is TensorFlow Privacy's).
 
     The class is called `DPKeras<Base>Optimizer` and is registered for serialization under this name.
@@ -33,7 +33,9 @@ def make_dp_optimizer_class(base: type) -> type:
 
 
 @functools.cache
-def make_class(kind: type, base: type, form: str, options: str = "") -> type:
+def make_class(
+    kind: type[DPKerasOptimizer], base: type, form: str, options: str = ""
+) -> type[DPKerasOptimizer]:
     """Returns the class of a private optimizer with the update rule of a Keras optimizer class.
 
     The class is made once, and registered for files under its name.

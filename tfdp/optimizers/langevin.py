@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdp._validate import finite, one_of, positive, whole
 from tfdp.accounting.mechanisms import READINGS
-from tfdp.optimizers.factory import DPKerasSGDOptimizer
+from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
@@ -51,7 +51,7 @@ class PowerDecay(keras.optimizers.schedules.LearningRateSchedule):
         }
 
 
-class LangevinOptimizer(DPKerasSGDOptimizer):
+class LangevinOptimizer(DPKerasOptimizer, keras.optimizers.SGD):
     """Takes half steps along noisy gradients, with the schedule and the names of the paper.
 
     Args:
@@ -73,7 +73,7 @@ class LangevinOptimizer(DPKerasSGDOptimizer):
 
     mean_factor = 0.5
 
-    accounted = (*DPKerasSGDOptimizer.accounted, "composition")
+    accounted = (*DPKerasOptimizer.accounted, "composition")
 
     def __init__(
         self,

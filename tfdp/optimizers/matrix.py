@@ -130,7 +130,7 @@ def _as_strategy(strategy, bands, objective, steps) -> Strategy:
     return strategy
 
 
-def make_matrix_optimizer_class(base: type) -> type:
+def make_matrix_optimizer_class(base: type) -> type[DPKerasOptimizer]:
     """Returns a subclass of a Keras optimizer class that trains with correlated noise.
 
     The class is called `MatrixDP<Base>Optimizer` and is registered for serialization under this name,

@@ -18,6 +18,7 @@ from absl import logging
 
 from tfdp._compat.dependence import Dependence
 from tfdp._compat.tensorflow import concrete_function
+from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.chunks import works_in_sequence
 from tfdp.gradients.contract import BoundedSum
 from tfdp.gradients.engines import row_pass
@@ -134,15 +135,26 @@ def _in_sequence(tensors):
         return [tensors[0], *map(tf.identity, tensors[1:])]
 
 
-def bounded_sum(*arguments, factors: bool = True) -> BoundedSum:
-    """Computes the bounded sum of a chunk.
+def bounded_sum(
+    forward: Forward,
+    bound: L2Clip,
+    x,
+    y,
+    sample_weight,
+    chunk,
+    microbatch_size: int = 1,
+    *,
+    factors: bool = True,
+) -> BoundedSum:
+    """Computes the bounded sum of a chunk; see `contract.Engine`.
 
     Args:
-        *arguments: as in `contract.Engine`.
+        forward, bound, x, y, sample_weight, chunk, microbatch_size: as in `contract.Engine`.
         factors: as in `per_example_gradients`.
     """
     gradients_of = functools.partial(per_example_gradients, factors=factors)
-    compute = functools.partial(row_pass.bounded_sum, gradients_of, *arguments)
+    given = (forward, bound, x, y, sample_weight, chunk, microbatch_size)
+    compute = functools.partial(row_pass.bounded_sum, gradients_of, *given)
     # Outside of a graph, `tf.vectorized_map` makes its own, whose tensors nothing else may use.
     if tf.executing_eagerly():
         compute = concrete_function(tf.function(compute, autograph=False))

@@ -35,7 +35,7 @@ def over_rows(
         for i, value in enumerate(state)
         if forward.is_per_example(i)
     ]
-    moved = []
+    moved: list[bool] = []  # for each state variable, as one row shows it
 
     def one(row):
         x, y, weight, seeds = row
