@@ -43,7 +43,7 @@ def without_metrics(model) -> list:
 
 
 def own_metrics(model) -> list:
-    """The variables of all metrics but those that the compiled loss has for single outputs."""
+    """Returns the variables of all metrics but those of the compiled loss for single outputs."""
     compiled = compiled_loss(model)
     of_losses = {id(v) for v in ([] if compiled is None else compiled.variables)}
     variables = {id(v): v for metric in all_metrics(model) for v in metric.variables}
@@ -59,7 +59,7 @@ def losses_of_outputs(model, scope) -> tf.Tensor:
     compiled = compiled_loss(model)
     found = [] if compiled is None else [m.total for m in compiled.metrics]
     values = [scope.get_current_value(total) for total in found]
-    # A loss of one's own need not use the compiled losses.
+    # A custom loss need not use the compiled losses.
     values = [tf.zeros([]) if v is None else tf.cast(v, tf.float32) for v in values]
     return tf.stack(values) if values else tf.zeros([0])
 
@@ -70,13 +70,12 @@ def has_own_compute_loss(model) -> bool:
 
 
 def state_error(variable) -> str:
-    """The message of the refusal of a variable that a pass assigns."""
+    """Returns the message of the error for a variable that a pass assigns."""
     return (
         f"Variable '{variable.path}' is assigned in training, so it would keep what "
-        "private examples wrote into it without any noise. Expected layers that only read their "
-        "variables in training, or that count in them without looking at the data. Remove the layer, "
-        "freeze what it updates, or replace it (LayerNormalization or GroupNormalization for batch "
-        "statistics)."
+        "private examples wrote into it without any noise. Remove the layer, freeze what it updates, "
+        "or replace it (LayerNormalization or GroupNormalization for batch statistics). Layers may "
+        "count in variables if the counts do not depend on the data."
     )
 
 
@@ -92,22 +91,14 @@ def seed_states(model) -> list:
     generators = [g for layer in layers for g in seed_generators(layer)]
     states = [g.state for g in generators if isinstance(g, keras.random.SeedGenerator)]
     shared = shared_seed_state()
-    return _once(states if shared is None else [*states, shared])
+    states += [] if shared is None else [shared]
+    return [*{id(state): state for state in states}.values()]  # each once
 
 
 def shared_seed_state():
-    """The state that `keras.random` uses where it is given no seed; None before its first use."""
+    """Returns the state that `keras.random` uses without a seed; None before its first use."""
     generator = shared_seed_generator()
     return None if generator is None else generator.state
-
-
-def noise_states(model) -> list:
-    """Returns the states of tfdp's noisy layers, which draw one noise for the whole lot."""
-    return _once(layer.weight_noise_state for layer in noisy_layers(model) if layer.built)
-
-
-def _once(variables):
-    return [*{id(variable): variable for variable in variables}.values()]
 
 
 class Forward:
@@ -121,7 +112,7 @@ class Forward:
             `first_pass.examine` finds out; None if that is unknown.
         metrics_before: `metric_values` before the last pass.
         penalized: whether the loss asks for the penalties of weight regularizers, as `loss` finds out;
-            a `compute_loss` of one's own need not.
+            a custom `compute_loss` need not.
 
     Raises:
         ValueError: the model has no trainable variable.
@@ -138,13 +129,11 @@ class Forward:
             remedy = "Give it an Input layer, or call it once on data."
             if model.built:
                 remedy = "It is built, and all its weights are frozen: set layer.trainable = True."
-            raise ValueError(
-                f"Model '{model.name}' has no trainable variable. Expected at least one. {remedy}"
-            )
-        # A pass may advance two kinds of random state: one gives fresh numbers to every example, the
-        # other gives one sample to the whole lot.
+            raise ValueError(f"Model '{model.name}' has no trainable variable. {remedy}")
+        # A pass may advance two kinds of random state: seeds give fresh numbers to every example, and
+        # tfdp's noisy layers have one draw for the whole lot.
         self._per_example = {id(v) for v in seed_states(model)}
-        self._per_lot = {id(v) for v in noise_states(model)} - self._per_example
+        self._per_lot = {id(n.weight_noise_state) for n in noisy_layers(model) if n.built}
         self._permitted = frozenset()
         self.row_bytes: int | None = None
         self.penalized = True
@@ -189,7 +178,7 @@ class Forward:
         return keras.StatelessScope(mapping)
 
     def metric_values(self, scope) -> list:
-        """The state of the model's own metrics in `scope`; None where nothing there has set it."""
+        """Returns the state of the model's own metrics in `scope`, with None where it is not set."""
         return [scope.get_current_value(v) for v in own_metrics(self.model)]
 
     def outputs(self, values, state, x):

@@ -45,7 +45,7 @@ def choose_engine(name: str, model) -> Engine:
         if name == "ghost":
             raise ValueError(
                 f"Model '{model.name}' normalizes with statistics='batch', so an example's loss "
-                "depends on the whole lot, for which the ghost engine is not exact. Expected "
+                "depends on the whole lot, for which the ghost engine is not exact. Use "
                 "engine='auto', or statistics='example'."
             )
         return lotwise.bounded_sum
@@ -115,10 +115,9 @@ def bounded_sum(
 
     if needs_whole_lots:
         raise NotImplementedError(
-            "With statistics='batch' a lot is normalized as a whole, and physical batches would have "
-            "statistics of their own, for which nothing is proven. Expected no "
-            f"`physical_batch_size`. Found {physical_batch_size}. Use smaller lots, or "
-            "statistics='example'."
+            f"physical_batch_size={physical_batch_size} cannot be combined with statistics='batch': "
+            "physical batches would have statistics of their own, for which nothing is proven. Use "
+            "smaller lots instead, or statistics='example'."
         )
     chunks, size = balanced_chunks(total, physical_batch_size, microbatch_size)
     x, y, sample_weight = pad_rows((x, y, sample_weight), chunks * size)

@@ -1,4 +1,4 @@
-"""How norms of factored gradients are computed without being understated, and when it is worth it."""
+"""Norms of factored gradients that rounding does not understate, and when factors are worth it."""
 
 import contextlib
 import contextvars

@@ -54,7 +54,7 @@ def add_gradients(parts: list[PerExampleGradient]) -> PerExampleGradient:
 
 
 def _kind(part) -> tuple:
-    """What gradients have in common if their factors or entries have the same meaning."""
+    """Returns a key that is equal for gradients whose factors or entries have the same meaning."""
     if isinstance(part, Lookups):
         return Lookups, part.size
     if isinstance(part, OuterProducts):

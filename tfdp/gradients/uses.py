@@ -79,17 +79,14 @@ def uses_of(read: tf.Tensor, of_rows: Callable) -> list[Use]:
     """
     uses = [*_declared(read)]
     for operation in dict.fromkeys(read.consumers()):
-        if operation.type in _WITHOUT_VALUES or _is_empty(operation):
+        is_empty = all(output.shape.num_elements() == 0 for output in operation.outputs)
+        if is_empty or operation.type in _WITHOUT_VALUES:
             continue
         found = _uses_in(operation, read, of_rows)
         if found is None:
             return written_out_use(read, of_rows, operation)
         uses += found
     return uses
-
-
-def _is_empty(operation):
-    return all(output.shape.num_elements() == 0 for output in operation.outputs)
 
 
 def _uses_in(operation, tensor, of_rows):

@@ -1,7 +1,7 @@
-"""Operations in which a weight meets the data of a row, and whose gradients have factors.
+"""Gradient rules of the operations in which a weight meets the data of a row.
 
-Everything here is about tensors [rows, *shape in the pass of one row]: what the operation was given
-besides the weight, and the gradient at its output. A row passes as a batch of one, so the shape mostly
+All tensors here are [rows, *shape in the pass of one row]: the other inputs of the operation, and the
+gradient at its output. A row passes as a batch of one, so the shape mostly
 begins with a one: the single position of a Dense layer, the single image of a convolution.
 """
 

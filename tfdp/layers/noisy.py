@@ -131,7 +131,7 @@ _ARGUMENTS = """
             units of the weights; at least 0.
         noise_at_inference: whether the noise stays at inference, as in the paper's experiments
             (default), or the mean is used. The noise of inference is frozen: it is that of the
-            current state, which is saved with the weights, until training goes on.
+            current state, which is saved with the weights, until training resumes.
         seed: a seed word from 0 to 2**32 - 1; by default from the operating system's entropy.
         **kwargs: as for the Keras layer.
 
@@ -198,6 +198,6 @@ NoisyConv = NoisyConv2D  # the one that is meant where no rank is named
 
 
 def noisy_layers(model) -> list:
-    """All noisy layers of a model, including nested ones."""
+    """Returns all noisy layers of a model, including nested ones."""
     layers = layers_of(model, itself=True)
     return [layer for layer in layers if isinstance(layer, _NoisyKernel)]

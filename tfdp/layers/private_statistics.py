@@ -120,7 +120,7 @@ class PrivateBatchNormalization(FeatureNormalization):
 
     @property
     def units(self) -> tuple[float, float]:
-        """What the weights of the mean and of the variance are multiplied by."""
+        """The factors of the weights of the mean and of the variance."""
         return self.rate * self.truncation, self.rate * self.truncation**2
 
     @property
@@ -135,7 +135,7 @@ class PrivateBatchNormalization(FeatureNormalization):
 
     @property
     def uses_lot_statistics(self) -> bool:
-        """Whether an example changes what becomes of the others of its lot in training."""
+        """Whether an example changes the outputs of others of its lot in training."""
         return self.statistics == "batch"
 
     def call(self, inputs, training=False):

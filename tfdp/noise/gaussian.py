@@ -40,7 +40,7 @@ _ANGLES, _FURTHER = 1 << 61, 1 << 62
 
 
 def uniforms_from_words(words: tf.Tensor, more: tf.Tensor | None = None) -> tf.Tensor:
-    """Numbers in (0, 1] of at least 11 significant bits, however small, from random words.
+    """Returns numbers in (0, 1] of at least 11 significant bits, however small, from random words.
 
     Args:
         words: uint32, of any shape.
@@ -88,7 +88,7 @@ class NoiseSource:
 
     @classmethod
     def with_key(cls, key: np.ndarray) -> "NoiseSource":
-        """A source that repeats the draws of another one, for noise that was drawn and lost.
+        """Returns a source that repeats the draws of another one, for noise that was drawn and lost.
 
         Args:
             key: that of the other source.

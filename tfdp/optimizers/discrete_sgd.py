@@ -12,7 +12,7 @@ import math
 import keras
 import numpy as np
 
-from tfdp._validate import flag, one_of
+from tfdp._validate import flag, one_of, refuse
 from tfdp.accounting.encoding import USUAL_DEGREES_OF_FREEDOM, USUAL_NOISE, Encoding
 from tfdp.accounting.mechanisms import DiscreteSGD
 from tfdp.gradients.encoding import Codebook, EncodedBound, Encoder
@@ -83,10 +83,8 @@ class DiscreteOptimizer(DPKerasOptimizer):
         family = NoiseFamily(noise, degrees_of_freedom)
         clipping = kwargs.get("clipping", "global")
         if encode and clipping != "global":
-            raise ValueError(
-                "Invalid value received for argument `clipping`. Expected 'global' with encode=True: "
-                f"encoding takes the place of clipping. Received: {clipping!r}"
-            )
+            remedy = "Encoding takes the place of clipping."
+            refuse("clipping", "'global' with encode=True", clipping, remedy)
         one_of("clipping", clipping, _CLIPPINGS)
         given = None if codebook is None else Codebook.of(codebook)
         super().__init__(*args, **kwargs)
@@ -110,8 +108,8 @@ class DiscreteOptimizer(DPKerasOptimizer):
         )
         if codebook.num_weights != count:
             raise ValueError(
-                f"Expected a codebook of vectors of {count} entries, one for each trainable weight. "
-                f"Received vectors of {codebook.num_weights} entries."
+                f"The vectors of the codebook have {codebook.num_weights} entries, and the model "
+                f"has {count} trainable weights. Pass vectors with one entry for each weight."
             )
         self._encoder = encoder = Encoder(codebook, self.l2_norm_clip)
         return encoder
@@ -138,7 +136,7 @@ class DiscreteOptimizer(DPKerasOptimizer):
         return super().mechanism_fields(variables) | {"encoding": encoding}
 
     def add_noise(self, bounded, session):
-        """The bounded sums with noise, denoised if `denoise` is set; see `DPKerasOptimizer`."""
+        """Adds noise to the bounded sums, and denoises them if `denoise` is set."""
         shapes = [total.shape for total in bounded.sums]
         scale = self._stddev(session.value("noise_multiplier"), bounded, session)
         encoding = session.run.mechanism.encoding

@@ -34,7 +34,7 @@ class DPDropoutOptimizer(LangevinOptimizer):
     title = "DP dropout (Langevin steps)"
 
     def scalars(self, variables) -> dict:
-        """The dropout rates that the noise is equivalent to, layer by layer.
+        """Returns the dropout rates that the noise is equivalent to, layer by layer.
 
         `dropout_alpha/<layer>` is the paper's 4 C^2 sigma^2 / theta^2, with the mean of theta^2 over
         the weights of the layer, and the noise on the sum of gradients.

@@ -52,8 +52,9 @@ def make_class(
     plain = isinstance(base, type) and issubclass(base, keras.optimizers.Optimizer)
     if not plain or issubclass(base, DPKerasOptimizer | keras.optimizers.LossScaleOptimizer):
         raise TypeError(
-            "Expected a subclass of keras.optimizers.Optimizer that is not private yet, and not "
-            f"LossScaleOptimizer, which scales the loss before clipping. Received: {base!r}"
+            f"No private optimizer can be made from {base!r}. Pass a subclass of "
+            "keras.optimizers.Optimizer that is not private yet, and not LossScaleOptimizer, which "
+            "scales the loss before clipping."
         )
     name = form.format(base.__name__)
     # Classes of users, of whom two may have the same name, do not take each other's place in files.

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp._validate import finite, one_of, positive, whole
+from tfdp._validate import finite, one_of, positive, refuse, whole
 from tfdp.accounting.mechanisms import READINGS
 from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
 
@@ -89,9 +89,9 @@ class LangevinOptimizer(DPKerasOptimizer, keras.optimizers.SGD):
             exponent = 1.0 if learning_rate_exponent is None else learning_rate_exponent
             learning_rate = PowerDecay(learning_rate, exponent, steps_per_epoch)
         elif learning_rate_exponent:
-            raise ValueError(
-                "Invalid value received for argument `learning_rate_exponent`. Expected 0 with a "
-                f"learning rate that has a schedule already. Received: {learning_rate_exponent!r}"
+            expected = "0 with a learning rate that has a schedule already"
+            refuse(
+                "learning_rate_exponent", expected, learning_rate_exponent, "Remove one of the two."
             )
         super().__init__(learning_rate=learning_rate, clipping=clipping, **kwargs)
         self.composition = composition

@@ -151,11 +151,11 @@ def _kept(parts, keep, unless=False):
         unless: if True, nothing is done; a bool, or a scalar tensor.
     """
     gradients = [part.gradient for part in parts]
-
-    def cleared():
-        return zero_rows(gradients, keep)
-
-    found = cleared() if unless is False else tf.cond(unless, lambda: gradients, cleared)
+    found = (
+        zero_rows(gradients, keep)
+        if unless is False
+        else tf.cond(unless, lambda: gradients, lambda: zero_rows(gradients, keep))
+    )
     return [dataclasses.replace(part, gradient=own) for part, own in zip(parts, found, strict=True)]
 
 

@@ -71,9 +71,9 @@ def _unrolled(layer):
     def inner_loop(sequences, initial_state, mask, training=False):
         if keras.tree.flatten(sequences)[0].shape[1] is None:
             raise NotImplementedError(
-                f"Layer '{layer.name}' ({type(layer).__name__}) gets sequences of unknown length, and "
-                "has to be unrolled. Expected sequences of a length that is known while the step is "
-                "traced: pad them all to one length, or use engine='loop'."
+                f"Layer '{layer.name}' ({type(layer).__name__}) gets sequences of unknown length, "
+                "and has to be unrolled. Pad them all to one length that is known while the step "
+                "is traced, or use engine='loop'."
             )
         if layer.go_backwards:
             sequences, mask = _reversed(sequences), _reversed(mask)
@@ -172,7 +172,7 @@ class _Loop:
         return at_once(taken_apart, [t for part in parts for t in part], self._step.shared, kept)
 
     def _taps(self):
-        """Declares what becomes of the weights in the steps.
+        """Declares the uses of the weights in the steps.
 
         Returns:
             Tensors [rows, steps, ...] that nothing depends on. As their gradients, `_backward` returns

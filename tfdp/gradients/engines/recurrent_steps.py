@@ -25,7 +25,7 @@ class CannotSplitStep(Exception):
 
 
 class RecurrentStep(abc.ABC):
-    """What `recurrent_loops` knows of a step.
+    """One step of a recurrent layer, as `recurrent_loops` takes it.
 
     Attributes:
         prepared: tensors [rows, steps, ...] of the pass: what depends on the inputs only.
@@ -127,7 +127,7 @@ class TracedStep(RecurrentStep):
         self.prepared = by_steps(replayed(self._early, known), sequences)
 
     def _of(self, tensors, gradients):
-        """What stands for tensors that are passed on, or for the gradients at them."""
+        """The specs of tensors that are passed on, or of the gradients at them."""
         return [
             self._passed.setdefault((t.ref(), gradients), tf.TensorSpec(t.shape, t.dtype))
             for t in tensors
@@ -149,7 +149,7 @@ class TracedStep(RecurrentStep):
         traced = {}
 
         def function(inputs, same, states, weights):
-            weights = [*map(tf.identity, weights)]  # so that what becomes of them can be told
+            weights = [*map(tf.identity, weights)]  # so that their uses can be found
             traced.update(inputs=inputs, same=same, states=tf.nest.flatten(states), weights=weights)
             output, new = step(inputs, same, states, weights)
             traced.update(new=new, shown=[i for i, state in enumerate(new) if state is output])
@@ -227,13 +227,13 @@ class TracedStep(RecurrentStep):
 
 
 def value_in_pass(variable):
-    """The value that a layer computes with, which may be another than the pass has (noisy weights)."""
+    """Returns the value that a layer computes with: noisy weights, or those of the pass."""
     value = get_stateless_scope().get_current_value(variable)
     return tf.convert_to_tensor(variable if value is None else value)
 
 
 def by_steps(tensors, sequences):
-    """[rows * steps, ...] to [rows, steps, ...], as `sequences` has them."""
+    """Reshapes [rows * steps, ...] to [rows, steps, ...], as `sequences` has them."""
     apart = []
     for tensor in tensors:
         shape = tf.concat([tf.shape(sequences)[:2], tf.shape(tensor)[1:]], axis=0)
