@@ -17,7 +17,7 @@ import math
 import numbers
 import reprlib
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, overload
 
 import numpy as np
 
@@ -54,6 +54,30 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {spelled[close[0]]!r}?" if close else ""
 
 
+@overload
+def whole(
+    name: str,
+    value: Any,
+    minimum: int,
+    maximum: int | None = ...,
+    *,
+    optional: Literal[False] = ...,
+    remedy: str = ...,
+) -> int: ...
+
+
+@overload
+def whole(
+    name: str,
+    value: Any,
+    minimum: int,
+    maximum: int | None = ...,
+    *,
+    optional: bool,
+    remedy: str = ...,
+) -> int | None: ...
+
+
 def whole(
     name: str,
     value: Any,
@@ -72,6 +96,23 @@ def whole(
     return int(number)
 
 
+@overload
+def finite(
+    name: str,
+    value: Any,
+    minimum: float | None = ...,
+    *,
+    optional: Literal[False] = ...,
+    remedy: str = ...,
+) -> float: ...
+
+
+@overload
+def finite(
+    name: str, value: Any, minimum: float | None = ..., *, optional: bool, remedy: str = ...
+) -> float | None: ...
+
+
 def finite(
     name: str,
     value: Any,
@@ -88,6 +129,16 @@ def finite(
     return number
 
 
+@overload
+def positive(
+    name: str, value: Any, *, optional: Literal[False] = ..., remedy: str = ...
+) -> float: ...
+
+
+@overload
+def positive(name: str, value: Any, *, optional: bool, remedy: str = ...) -> float | None: ...
+
+
 def positive(
     name: str, value: Any, *, optional: bool = False, remedy: str = "Pass such a number."
 ) -> float | None:
@@ -96,6 +147,24 @@ def positive(
     if not 0 < number < math.inf:
         return _absent(name, "a finite number above 0", value, remedy, optional)
     return number
+
+
+@overload
+def fraction(
+    name: str,
+    value: Any,
+    *,
+    optional: Literal[False] = ...,
+    zero: bool = ...,
+    one: bool = ...,
+    remedy: str = ...,
+) -> float: ...
+
+
+@overload
+def fraction(
+    name: str, value: Any, *, optional: bool, zero: bool = ..., one: bool = ..., remedy: str = ...
+) -> float | None: ...
 
 
 def fraction(
@@ -122,6 +191,23 @@ def fraction(
         interval = f"{'[' if zero else '('}0, 1{']' if one else ')'}"
         return _absent(name, f"a number in {interval}", value, remedy, optional)
     return number
+
+
+@overload
+def one_of(
+    name: str,
+    value: Any,
+    choices: Iterable[str],
+    *,
+    optional: Literal[False] = ...,
+    remedy: str = ...,
+) -> str: ...
+
+
+@overload
+def one_of(
+    name: str, value: Any, choices: Iterable[str], *, optional: bool, remedy: str = ...
+) -> str | None: ...
 
 
 def one_of(
@@ -174,6 +260,30 @@ def vector(name: str, value: Any, *, remedy: str = "Pass a flat sequence of them
     if array is None or array.ndim != 1 or not array.size or not np.all(np.isfinite(array)):
         refuse(name, "one or more finite numbers", value, remedy)
     return array
+
+
+@overload
+def schedule(
+    name: str,
+    value: Any,
+    *,
+    optional: Literal[False] = ...,
+    integer: bool = ...,
+    minimum: float = ...,
+    remedy: str = ...,
+) -> float | tuple[float, ...]: ...
+
+
+@overload
+def schedule(
+    name: str,
+    value: Any,
+    *,
+    optional: bool,
+    integer: bool = ...,
+    minimum: float = ...,
+    remedy: str = ...,
+) -> float | tuple[float, ...] | None: ...
 
 
 def schedule(
