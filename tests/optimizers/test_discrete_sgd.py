@@ -192,7 +192,7 @@ def test_a_codebook_of_ones_own_is_declared(private_codebook):
         ({"clipping": "per_layer"}, "encode"),
         ({"codebook_size": 0}, "codebook_size"),
         ({"codebook": np.zeros((1, 43))}, "codebook"),
-        ({"codebook": np.ones((1, 5))}, "43 entries"),
+        ({"codebook": np.ones((1, 5))}, "43 trainable weights"),
     ],
 )
 def test_bad_arguments(options, word):
