@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import tensorflow as tf
-from helpers import LOSS, data, fit, plain, private, weights
+from helpers import LOSS, data, plain, private, weights
 from keras import layers
 
 from tests.rounding import rounding, terms_of
@@ -129,8 +129,14 @@ class StepSuite:
         if self.attains_the_bound:
             assert distance == pytest.approx(sensitivity, abs=longest)
 
-    def test_the_noise_is_what_is_accounted_and_what_the_step_reports(self):
-        model, rows, step = self.begin(NOISE, wide())
+    @pytest.fixture(scope="class")
+    @classmethod
+    def noisy(cls):
+        """What `begin` returns for a model whose steps show the noise."""
+        return cls().begin(NOISE, wide())
+
+    def test_the_noise_is_what_is_accounted_and_what_the_step_reports(self, noisy):
+        model, rows, step = noisy
         signal = EVERYBODY @ rows
         drawn = step(EVERYBODY) - signal
         ratio = model.privacy.diagnostics(reset=True)["noise_to_signal"]
@@ -153,9 +159,9 @@ class StepSuite:
         model.privacy.count_left_out(1)  # the next step is of another run, with a stream of its own
         assert abs(np.corrcoef(drawn, step(EVERYBODY) - signal)[0, 1]) < 0.2
 
-    def test_a_file_brings_the_settings_the_slots_and_the_ledger(self, tmp_path):
-        model = private(self.optimizer(1.0))
-        fit(model, rows=L)
+    def test_a_file_brings_the_settings_the_slots_and_the_ledger(self, tmp_path, noisy):
+        model, _, step = noisy
+        step(EVERYBODY)
         model.save(tmp_path / "model.keras")
         loaded = keras.models.load_model(tmp_path / "model.keras")
         assert loaded.optimizer.get_config() == model.optimizer.get_config()
