@@ -5,11 +5,12 @@ import math
 import tensorflow as tf
 
 from tfdp._compat.kernel_gradients import (
+    THIN_CHANNELS,
     kernel_gradients,
+    patches,
     products_by_rows,
     products_of_columns,
 )
-from tfdp._compat.patches import THIN_CHANNELS, patches
 from tfdp.gradients.factors import Arranged, Instantiated, OuterProducts, PerExampleGradient
 from tfdp.gradients.norms import instantiates
 

@@ -11,8 +11,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdp._compat.kernel_gradients import flat
-from tfdp._compat.patches import Window
+from tfdp._compat.kernel_gradients import Window, flat
 from tfdp._compat.pfor_conversion import merged
 from tfdp.gradients.convolutions import depthwise_kernel, kernel_gradient
 from tfdp.gradients.factors import (

@@ -24,7 +24,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdp._compat.tensorflow import called_graph
+from tfdp._compat.graphs import called_graph
 from tfdp.gradients.factors import Instantiated, PerExampleGradient
 from tfdp.gradients.meetings import ENTRYWISE, PRODUCTS, meeting
 from tfdp.gradients.pullbacks import pullbacks_of

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from tfdp._compat.keras import layers_of, pads_to_its_own_length, replaced
-from tfdp._compat.pfor_calls import at_once
+from tfdp._compat.pfor_conversion import at_once
 
 _TABLES = {
     keras.layers.Discretization,
