@@ -243,11 +243,6 @@ def checked(x):
         return tf.identity(x)
 
 
-def printed(x):
-    with tf.control_dependencies([tf.print("values", x, output_stream="file:///dev/null")]):
-        return 2.0 * x
-
-
 def called(x, y):
     return tf.function(lambda x, y: (x * y, tf.stop_gradient(y)))(x, y)
 
@@ -473,7 +468,6 @@ def explicit():
     one("Assert", checked, F(2, 3))
     for name, function in STATEFUL.items():
         one(name, function, F(2, 3), I(3))
-    one("PrintV2", printed, F(2, 3))
     one("Print", lambda x: tf.compat.v1.Print(x, [0]), F(2, 3))
     for shape in ([6], [-1, 2], [1, 3, -1, 1]):
         one("Reshape", lambda x, s=shape: tf.reshape(x, s), F(2, 3))
@@ -516,17 +510,6 @@ def explicit():
         F(2, 3),
         I(3, 2),
     )
-    for kind in ("Sum", "Mean", "SqrtN"):
-        operands = F(4, 2), I(4, 6), I(3, 6, ordered=True)
-        name = f"SparseSegment{kind}WithNumSegments"
-        one(name, lambda x, i, s, n=name: raw(n)(x, i, s, 3), *operands)
-        one(name[:-15], lambda x, i, n=name[:-15]: raw(n)(x, i, [0, 0, 1, 2]), F(4, 2, 2), I(4, 4))
-        one(
-            name[:-15] + "Grad",
-            lambda x, i, s, n=name[:-15] + "Grad": raw(n)(x, i, s, 4),
-            F(3, 2),
-            *operands[1:],
-        )
     for kind in ("Sum", "Max", "Min", "Prod"):
         one(
             f"UnsortedSegment{kind}",

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.rounding import assert_close
-from tfdp._compat import addition
+from tfdp._compat.keras import as_in_a_larger_batch
 
 ROWS = 3
 SHAPES = [(5, 5), (1, 5), (5, 1), (5, 5, 5), (1, 5, 1), (5,), (1,)]
@@ -21,7 +21,7 @@ def in_a_batch(function, values):
 
 
 def alone(function, values):
-    with addition.corrected():
+    with as_in_a_larger_batch():
         of_row = tf.function(function).get_concrete_function(tf.TensorSpec([1, *values.shape[1:]]))
     return tf.concat([of_row(values[row : row + 1]) for row in range(ROWS)], 0)
 
@@ -62,7 +62,7 @@ def test_promotes_types_as_keras_does():
     def added(x):
         return keras.ops.add(tf.ones([1, 5, 5], "bfloat16"), x)
 
-    with addition.corrected():
+    with as_in_a_larger_batch():
         assert tf.function(added)(tf.ones([1, 5, 1])).dtype == "float32"
 
 

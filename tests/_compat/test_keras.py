@@ -218,6 +218,29 @@ def test_clear_losses():
     assert not model.losses
 
 
+def test_without_penalties():
+    model = keras.Sequential([keras.Input((2,)), layers.Dense(1, kernel_regularizer="l2")])
+    others = layers.Dense(1, kernel_regularizer="l2")
+    others.build((None, 2))
+    with borrowed.without_penalties(model) as asked:
+        assert not asked and not model.losses and not model.layers[0].losses and asked
+        assert others.losses
+    assert model.losses
+
+
+def test_without_recomputation():
+    def kinds():
+        graph = tf.function(model).get_concrete_function(tf.TensorSpec([1, 2])).graph
+        return {operation.type for operation in graph.get_operations()}
+
+    with keras.RematScope(mode="full"):
+        layer = layers.Dense(1)
+    model = keras.Sequential([keras.Input((2,)), layer])
+    with borrowed.without_recomputation(model):
+        assert "IdentityN" not in kinds()
+    assert "IdentityN" in kinds()
+
+
 # -- models ------------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.rounding import FUNCTION, assert_close
-from tfdp._compat import pfor_repairs
+from tfdp._compat.pfor_map import vectorized_map
 
 VALUES = np.random.default_rng(0).normal(size=(3, 2, 4, 6)).astype("float32")
 EMPTY = np.zeros((3, 2, 0, 6), "float32")
@@ -46,18 +46,12 @@ FUNCTIONS = {
 def test_constants_get_one_more_axis(name):
     function = FUNCTIONS[name]
     expected = [function(tf.constant(row)) for row in VALUES]
-    with pfor_repairs.repaired():
-        found = tf.function(
-            lambda rows: tf.vectorized_map(function, rows, fallback_to_while_loop=False)
-        )(VALUES)
+    found = tf.function(lambda rows: vectorized_map(function, rows))(VALUES)
     assert_close(found, tf.stack(expected), 3 * FUNCTION)
 
 
 def test_empty_rows_keep_their_number():
-    with pfor_repairs.repaired():
-        found = tf.function(
-            lambda rows: tf.vectorized_map(
-                lambda x: tf.reshape(x, [2, 6, 0]), rows, fallback_to_while_loop=False
-            )
-        )(EMPTY)
+    found = tf.function(lambda rows: vectorized_map(lambda x: tf.reshape(x, [2, 6, 0]), rows))(
+        EMPTY
+    )
     assert found.shape == (3, 2, 6, 0)

@@ -6,7 +6,8 @@ import pytest
 import tensorflow as tf
 
 from tests.rounding import assert_close, terms_of
-from tfdp._compat import pfor_random, pfor_repairs
+from tfdp._compat import pfor_random
+from tfdp._compat.pfor_map import vectorized_map
 from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.gradients.engines import exact, ghost
 from tfdp.gradients.forward import Forward
@@ -32,8 +33,7 @@ def vectorized(draw, seeds, own):
 
     @tf.function
     def run(seeds):
-        with pfor_repairs.repaired(), pfor_random.marking_own_seeds():
-            return tf.vectorized_map(one, seeds, fallback_to_while_loop=False)
+        return vectorized_map(one, seeds)
 
     return run.get_concrete_function(seeds), run(seeds).numpy()
 
@@ -64,8 +64,7 @@ def test_an_own_seed_mixed_with_data_is_data():
         pfor_random.mark_own_seeds([own])
         return tf.random.stateless_normal([4], tf.stack([own[0], of_row]))
 
-    with pfor_repairs.repaired(), pfor_random.marking_own_seeds():
-        drawn = tf.vectorized_map(one, (seeds, data), fallback_to_while_loop=False)
+    drawn = vectorized_map(one, (seeds, data))
     expected = [tf.random.stateless_normal([4], [1, 7]), tf.random.stateless_normal([4], [3, 8])]
     np.testing.assert_array_equal(drawn, expected)
 

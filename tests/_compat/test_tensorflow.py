@@ -3,8 +3,9 @@
 import numpy as np
 import tensorflow as tf
 
-from tfdp._compat import pfor_repairs
+from tfdp._compat import graphs
 from tfdp._compat import tensorflow as borrowed
+from tfdp._compat.pfor_map import batch_of_one
 
 # -- ops and graphs ----------------------------------------------------------------------------------
 
@@ -30,7 +31,7 @@ def test_captures():
     @tf.function
     def run():
         value = outside.read_value()
-        pairs[:] = borrowed.captured(tf.compat.v1.get_default_graph())
+        pairs[:] = graphs.captured(tf.compat.v1.get_default_graph())
         return value
 
     run()
@@ -41,7 +42,7 @@ def test_captures():
         o for o in run.get_concrete_function().graph.get_operations() if o.type == "ReadVariableOp"
     ]
     assert reads.inputs[0].op.type == inner.op.type == "Placeholder"
-    assert borrowed.captured(tf.Graph()) == []
+    assert graphs.captured(tf.Graph()) == []
 
 
 def test_resource_handles_say_the_name_of_their_variable():
@@ -67,6 +68,20 @@ def test_an_iterator_is_its_resource():
     assert int(next(iterator)) == 2
 
 
+def test_as_one_replica():
+    seen = []
+
+    @tf.function
+    def run():
+        with borrowed.as_one_replica():
+            seen.append(tf.distribute.get_strategy())
+        seen.append(tf.distribute.get_strategy())
+
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    strategy.run(run)
+    assert seen[0].num_replicas_in_sync == 1 and seen[0] is not strategy and seen[1] is strategy
+
+
 # -- the vectorizer ----------------------------------------------------------------------------------
 
 
@@ -75,7 +90,7 @@ def test_the_length_of_a_batch_of_one_is_unknown_only_where_it_has_no_other_axis
 
     @tf.function
     def run(tree):
-        one = pfor_repairs.batch_of_one(tree)
+        one = batch_of_one(tree)
         shapes.extend(leaf.shape.as_list() for leaf in one)
         return one
 

@@ -7,7 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 from tests.rounding import rounding, terms_of
-from tfdp._compat import pfor_repairs
+from tfdp._compat.keras import as_in_a_larger_batch
+from tfdp._compat.pfor_map import batch_of_one
 from tfdp.gradients.bounds import GlobalL2Clip, L2Clip
 from tfdp.gradients.contract import BoundedSum, Outputs
 from tfdp.gradients.engines import exact, ghost, loop
@@ -204,8 +205,8 @@ def loop_bounded_sum(forward, bound, x, y, sample_weight, chunk, microbatch_size
     gradients, losses, output_losses, outputs = [], [], [], []
     for row in range(sample_weight.shape[0]):
         x_i, y_i = tf.nest.map_structure(lambda leaf, i=row: leaf[i], (x, y))
-        x_i, y_i = pfor_repairs.batch_of_one((x_i, y_i))
-        with pfor_repairs.repaired(), tf.GradientTape(watch_accessed_variables=False) as tape:
+        x_i, y_i = batch_of_one((x_i, y_i))
+        with as_in_a_larger_batch(), tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(values)
             y_pred, scope, state = forward.outputs(values, forward.state(chunk), x_i)
             losses.append(forward.loss(scope, x_i, y_i, y_pred))

@@ -9,7 +9,7 @@ from keras import layers, ops
 from tests.gradients.checking import check_engines, check_traced, lot_for, side_by_side, summing
 from tests.helpers import needs_every_convolution
 from tests.rounding import assert_close, terms_of
-from tfdp._compat.dependence import Dependence
+from tfdp._compat.graphs import Dependence
 from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.gradients.engines import ghost
 from tfdp.gradients.factors import Lookups, OuterProducts

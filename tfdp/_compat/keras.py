@@ -5,11 +5,14 @@ a change. `tests/_compat/test_overrides.py` lists the methods that tfdp override
 """
 
 import contextlib
+import contextvars
+import functools
 import io
 
 import keras
 import tensorflow as tf
 
+from tfdp._compat.graphs import Dependence
 from tfdp._compat.versions import borrowing
 
 with borrowing("a name of keras.src"):
@@ -21,7 +24,6 @@ with borrowing("a name of keras.src"):
     from keras.src.backend.tensorflow.trainer import reduce_per_replica
     from keras.src.layers.convolutional.base_conv import BaseConv as BaseConv
     from keras.src.layers.rnn.conv_lstm import ConvLSTMCell as ConvLSTMCell
-    from keras.src.losses import loss as _loss
     from keras.src.models.functional import Functional as Functional
     from keras.src.trainers.compile_utils import CompileLoss as CompileLoss
     from keras.src.trainers.data_adapters.array_slicing import (
@@ -40,6 +42,13 @@ with borrowing("a name of keras.src"):
     from keras.src.trainers.data_adapters.tf_dataset_adapter import (
         make_class_weight_map_fn as make_class_weight_map_fn,
     )
+
+    try:
+        from keras.src.backend.tensorflow import numpy
+    except ImportError:  # since Keras 3.16
+        from keras.src.backend.tensorflow.ops import numpy
+
+    _ADD, _SQUEEZE = numpy.add, numpy.squeeze
 
 # The class that gives a layer its `fit`; versions of Keras have different names for it.
 Trainer = keras.Model.__bases__[0]
@@ -208,46 +217,36 @@ def compute_loss_as_keras(model, x, y, y_pred, sample_weight):
 
 
 @contextlib.contextmanager
-def without_penalties():
-    """Context in which `losses` of layers leave out the penalties of weight regularizers.
+def without_penalties(model):
+    """Context in which `losses` of a model's layers leave out the penalties of weight regularizers.
 
-    It replaces `Layer._get_regularization_losses`, and yields a list that is not empty once somebody
-    has asked for them.
+    It replaces `Layer._get_regularization_losses` of the model and of each layer in it, and yields a
+    list that is not empty once somebody has asked for them.
     """
     asked = []
 
-    def none(layer):
-        asked.append(layer)
+    def none():
+        asked.append(True)
         return []
 
-    before = keras.layers.Layer._get_regularization_losses
-    keras.layers.Layer._get_regularization_losses = none
-    try:
+    with contextlib.ExitStack() as stack:
+        for layer in layers_of(model, itself=True):
+            stack.enter_context(replaced(layer, _get_regularization_losses=none))
         yield asked
-    finally:
-        keras.layers.Layer._get_regularization_losses = before
 
 
 @contextlib.contextmanager
-def without_recomputation():
-    """Context in which Keras' rematerialization and `tf.recompute_grad` do nothing.
+def without_recomputation(model):
+    """Context in which a `keras.RematScope` around a model has no effect (`Operation._remat_mode`).
 
-    They give no gradient to what a function reads besides its arguments, unless it is a variable, and
-    in a pass the weights are values.
+    Recomputation gives no gradient to what a layer reads besides its arguments, unless it is a
+    variable, and in a pass the weights are values.
     """
-    with replaced(tf, recompute_grad=lambda function: function):
-        yield
-
-
-@contextlib.contextmanager
-def losses_of_one_replica():
-    """Context in which Keras does not divide losses by the number of replicas.
-
-    It replaces `scale_loss_for_distribution` and `unscale_loss_for_distribution`, which divide the mean
-    losses of a strategy's replicas, whose gradients are added.
-    """
-    names = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
-    with replaced(_loss, **dict.fromkeys(names, lambda value: value)):
+    layers = layers_of(model, itself=True)
+    operations = [one for layer in layers for one in getattr(layer, "operations", ())]
+    with contextlib.ExitStack() as stack:
+        for one in {id(one): one for one in (*layers, *operations)}.values():
+            stack.enter_context(replaced(one, _remat_mode=None))
         yield
 
 
@@ -307,3 +306,58 @@ def configured_rate(optimizer):
 def compile_metrics(model):
     """The `CompileMetrics` that `compile` made of its metrics, or None (`_compile_metrics`)."""
     return model._compile_metrics
+
+
+# -- additions ---------------------------------------------------------------------------------------
+
+_of_rows = contextvars.ContextVar("of_rows", default=None)  # a `Dependence`
+
+
+@contextlib.contextmanager
+def as_in_a_larger_batch():
+    """Context in which `keras.ops.add` and `squeeze` see that a batch may have other rows.
+
+    Keras 3.15 takes an added tensor for a bias if exactly one of its axes is longer than one and as
+    long as the last axis or the second one of what it is added to. In a batch of one, this can be an
+    ordinary tensor: in [1, 5, 5] + [1, 5, 1], Keras adds the second tensor along the wrong axis. In a
+    larger batch, a tensor of the rows has their axis besides, so it is never taken for a bias. In the
+    same way, `squeeze` without an axis would remove the axis of the rows.
+
+    tfdp runs batches of one, whose length is known. In this context, tensors that depend on the row are
+    treated as in a larger batch. What Keras makes of weights is the same for any batch, and stays.
+
+    Keras calls both functions by their module, and takes no other in an argument. So tfdp replaces them
+    there, once; they are Keras' own but in this context, which is one of a single thread. A batch of
+    unknown length would need no context, but many more operations for shapes.
+    """
+    token = _of_rows.set(Dependence())
+    try:
+        yield
+    finally:
+        _of_rows.reset(token)
+
+
+def _is_of_row(x):
+    depends = _of_rows.get()
+    return depends and isinstance(x, tf.Tensor) and tf.is_symbolic_tensor(x) and depends(x)
+
+
+@functools.wraps(_ADD)
+def _add(x1, x2):
+    # Keras takes nothing else for a bias.
+    is_like_bias = sum(n != 1 for n in getattr(x2, "shape", ())) == 1
+    if not is_like_bias or not _is_of_row(x2) or isinstance(x1, tf.SparseTensor):
+        return _ADD(x1, x2)
+    dtype = keras.backend.result_type(getattr(x1, "dtype", type(x1)), x2.dtype)
+    return tf.add(*(keras.ops.convert_to_tensor(x, dtype) for x in (x1, x2)))
+
+
+@functools.wraps(_SQUEEZE)
+def _squeeze(x, axis=None):
+    if axis is not None or not _is_of_row(x):
+        return _SQUEEZE(x, axis)
+    axes = [axis for axis, length in enumerate(x.shape) if axis and length == 1]
+    return tf.squeeze(x, axes) if axes else x
+
+
+numpy.add, numpy.squeeze = _add, _squeeze

@@ -1,23 +1,39 @@
-"""What the rules that tfdp adds to `tf.vectorized_map` have in common."""
+"""What the rules that tfdp adds to `tf.vectorized_map` have in common.
 
-import contextlib
-import types
+`RULES` is tfdp's own table of rules: those of TensorFlow, of which the modules `pfor_*` replace some.
+TensorFlow's table stays as it is.
+"""
+
+import functools
+from collections.abc import Callable
 
 import tensorflow as tf
-from absl import logging
 
-from tfdp._compat.pfor_table import LOOPED
+from tfdp._compat.tensorflow import concrete_function
 from tfdp._compat.versions import borrowing
 
 with borrowing("the rules of tf.vectorized_map"):
     from tensorflow.python.ops.parallel_for import pfor
 
-    RULES = pfor._pfor_converter_registry
+    RULES = dict(pfor._pfor_converter_registry)
+    NotCovered = pfor.ConversionNotImplementedError
     wrap = pfor.wrap
     transposed = pfor._transpose_first_two_dims
-    _SHAPE_IN_LISTS = pfor._stack_tensor_list_shape
+    list_ops, rows_inside = pfor.list_ops, pfor._tile_variant
     _LOOP = pfor.WhileV2
-    _MERGED, _APART = pfor._flatten_first_two_dims, pfor._unflatten_first_dim
+
+AT_ONCE = "tfdp_at_once"  # the attribute of an operation that has a rule of its own
+
+
+def rule(*names: str) -> Callable:
+    """Decorator for the rule of some operations: a function of (the rule before or None, its input)."""
+
+    def add(convert):
+        for name in names:
+            RULES[name] = functools.partial(convert, RULES.get(name))
+        return convert
+
+    return add
 
 
 def created(pfor_input, inputs) -> list:
@@ -51,78 +67,49 @@ def looped(pfor_input) -> list:
     return [wrap(output, True) for output in outputs]
 
 
-@contextlib.contextmanager
-def only_rules(rules: dict):
-    """Context in which `tf.vectorized_map` vectorizes by these rules only.
+def at_once(function: Callable, rows: list, shared: list, kept: list = ()) -> tuple[list, list]:
+    """Calls a function, which `tf.vectorized_map` calls once more with the rows of all examples.
 
-    Any other operation, and one whose rule does not cover that its inputs differ by rows, runs for one
-    row after the other, with a warning. Where that is impossible, the map raises an error.
+    TensorFlow vectorizes a loop operation by operation, which takes seconds to trace, and every step of
+    such a loop moves all that it carries. A function that treats rows one by one can run on the rows of
+    all examples as it is. No gradient flows through the call.
 
-    Yields:
-        A list that gets the operations whose conversion raised, the inner ones first.
+    Args:
+        function: maps `rows`, `shared` and `kept` to (list of tensors [rows, ...], list of tensors to
+            keep); it treats rows one by one.
+        rows: tensors [rows, ...].
+        shared: tensors that do not depend on the example.
+        kept: what a function kept in another such call, for the rows of all examples. These tensors
+            may be of any kind, such as lists of tensors. Nothing else may use them.
+
+    Returns:
+        (tensors [rows, ...], tensors to keep).
     """
-    before, failed = pfor._pfor_converter_registry, []
+    given = [*map(tf.stop_gradient, [*rows, *shared]), *kept]
+    count, end = len(rows), len(rows) + len(shared)
+    results = None
 
-    def rule_of(name, default=None):
-        def convert(pfor_input):
-            try:
-                return _converted(rules.get(name), pfor_input)
-            except Exception:
-                failed.append(pfor_input.op)
-                raise
+    def flat(*tensors):
+        nonlocal results
+        tensors = [*tensors]
+        found, keep = function(tensors[:count], tensors[count:end], tensors[end:])
+        results = len(found)
+        return [*found, *keep]
 
-        return convert
+    def convert(pfor_input):
+        pfor_input.stack_inputs([*range(count)])
+        rows = [pfor_input.stacked_input(index) for index in range(count)]
+        others = [pfor_input.unstacked_input(i) for i in range(count, pfor_input.num_inputs)]
+        width = tf.shape(rows[0])[1] if rows[0].shape[1] is None else rows[0].shape[1]
+        found, keep = function([*map(merged, rows)], others[: end - count], others[end - count :])
+        found = [wrap(_apart_by_width(result, width), True) for result in found]
+        return [*found, *(wrap(tensor, False) for tensor in keep)]
 
-    def is_other(record):  # the map logs its whole state for each error, and tfdp raises its own
-        text = record.getMessage()
-        return "pfor was converting" not in text and "created at:\n" not in text
-
-    pfor._pfor_converter_registry = types.SimpleNamespace(get=rule_of)  # the map asks for no more
-    tf.get_logger().addFilter(is_other)
-    try:
-        yield failed
-    finally:
-        pfor._pfor_converter_registry = before
-        tf.get_logger().removeFilter(is_other)
-
-
-def _converted(rule, pfor_input):
-    reason = "no rule that vectorizes it is known to keep examples apart"
-    if rule is not None:
-        try:
-            return rule(pfor_input)
-        except pfor.ConversionNotImplementedError as error:
-            reason = str(error).rstrip(".")
-    operation = pfor_input.op
-    if operation.type not in LOOPED:
-        if not _can_loop(operation):
-            raise ValueError(reason)
-        if operation.type not in _TOLD:
-            _TOLD.add(operation.type)
-            logging.warning(
-                "TensorFlow operation %s (%s) runs for one example after the other, which is slow, "
-                "because %s.",
-                operation.type,
-                operation.name,
-                reason,
-            )
-    return looped(pfor_input)
-
-
-_TOLD: set[str] = set()  # the operations that were warned of
-
-
-def _can_loop(operation):
-    definition = operation.op_def
-    kinds = {tensor.dtype for tensor in (*operation.inputs, *operation.outputs)}
-    return not (
-        definition.is_stateful
-        or any("func" in attribute.type for attribute in definition.attr)
-        or kinds & {tf.variant, tf.resource}
-        or not operation.outputs
-        # Results of another shape for each row cannot be stacked.
-        or not all(output.shape.is_fully_defined() for output in operation.outputs)
-    )
+    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in given]
+    found = [*concrete_function(tf.function(flat, autograph=False), *specs)(*given)]
+    # An attribute of the operation is freed together with the graph.
+    setattr(found[0].op, AT_ONCE, convert)
+    return found[:results], found[results:]
 
 
 class Loop(_LOOP):
@@ -139,30 +126,11 @@ class Loop(_LOOP):
         return super()._process_cond_stacked(conditions, indices, inputs, *others)
 
 
-@contextlib.contextmanager
-def known_shapes():
-    """Context in which TensorFlow's rules do not compute shapes in the graph that are known.
-
-    A convolution had 18 operations for the shapes around it; a small network has 1,749 in all. For the
-    elements of lists, TensorFlow forgets them, and takes elements of unknown shape for single numbers.
-    """
-    pfor._flatten_first_two_dims, pfor._unflatten_first_dim = _rows_merged, apart
-    pfor._stack_tensor_list_shape = _shape_in_lists
-    try:
-        yield
-    finally:
-        pfor._flatten_first_two_dims, pfor._unflatten_first_dim = _MERGED, _APART
-        pfor._stack_tensor_list_shape = _SHAPE_IN_LISTS
-
-
-def _shape_in_lists(shape, rows):
-    found = _SHAPE_IN_LISTS(shape, rows)
-    return tf.concat([rows, tf.cast(shape, rows.dtype)], 0) if found is None else found
-
-
 def merged(tensor):
     """Merges the first two axes: [examples, rows, ...] to [examples * rows, ...]."""
     known = tensor.shape[2:]
+    if tensor.shape.rank is None:
+        return tf.reshape(tensor, tf.concat([[-1], tf.shape(tensor)[2:]], axis=0))
     if known.num_elements():
         return tf.reshape(tensor, [-1, *known])
     found = tf.reshape(tensor, tf.concat([[-1], tf.shape(tensor)[2:]], axis=0))
@@ -170,13 +138,16 @@ def merged(tensor):
     return tf.ensure_shape(found, [rows or None, *known])
 
 
-def _rows_merged(tensor):
-    return _MERGED(tensor) if tensor.shape.rank is None else merged(tensor)
-
-
 def apart(tensor, examples):
     """[examples * rows, ...] to [examples, rows, ...]; `examples` is int32 [1]."""
     known = tensor.shape[1:] if tensor.shape.rank else tf.TensorShape(None)
-    if not known.num_elements():
-        return _APART(tensor, examples)
-    return tf.reshape(tensor, tf.concat([examples, [-1, *known]], axis=0))
+    later = [-1, *known] if known.num_elements() else tf.concat([[-1], tf.shape(tensor)[1:]], 0)
+    return tf.reshape(tensor, tf.concat([examples, later], axis=0))
+
+
+def _apart_by_width(tensor, width):
+    """[examples * rows, ...] to [examples, rows, ...], where `width` is the number of rows."""
+    found = tf.reshape(tensor, tf.concat([[-1, width], tf.shape(tensor)[1:]], axis=0))
+    return tf.ensure_shape(
+        found, [None, width if isinstance(width, int) else None, *tensor.shape[1:]]
+    )

@@ -11,12 +11,9 @@ each example draws what it would draw alone, in a loop over the examples; otherw
 example would change the numbers of all others.
 """
 
-import contextlib
-import contextvars
-
 import tensorflow as tf
 
-from tfdp._compat.pfor_conversion import created, looped, wrap
+from tfdp._compat.pfor_conversion import created, looped, rule, wrap
 
 # Operations with the inputs shape, key, counter, algorithm, and their parameters.
 _SAMPLERS = (
@@ -30,7 +27,7 @@ _SAMPLERS = (
 _SHAPE, _KEY, _COUNTER, _FIRST_PARAMETER = 0, 1, 2, 4
 _ROW_STRIDE = 0x85EBCA6B  # odd, so that no two of the first 2^32 rows share a seed
 _KEY_STRIDE = 0x9E3779B97F4A7C15  # odd, for the same reason
-_OWN = contextvars.ContextVar("own", default=frozenset())  # of references to tensors
+_OWN = "tfdp_own_seed"  # the attribute of an operation that gives a row its own seed
 
 
 def seeds_of_rows(seed: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
@@ -44,75 +41,60 @@ def seeds_of_rows(seed: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     return seed + tf.stack([shifts, tf.zeros_like(shifts)], axis=1)
 
 
-@contextlib.contextmanager
-def marking_own_seeds():
-    """Context of a `tf.vectorized_map` in whose function `mark_own_seeds` may be called."""
-    token = _OWN.set(set())
-    try:
-        yield
-    finally:
-        _OWN.reset(token)
-
-
 def mark_own_seeds(seeds) -> None:
     """Declares that `seeds`, tensors of a row in a vectorized function, are from `seeds_of_rows`."""
-    _OWN.get().update(seed.ref() for seed in seeds)
+    for seed in seeds:
+        setattr(seed.op, _OWN, True)  # it is freed together with the graph
 
 
 def _is_own(tensor) -> bool:
     """Whether a tensor of one row is computed from own seeds and constants, and nothing else."""
-    own = _OWN.get()
-    left, seen, found = [tensor], set(), False
+    left, seen, found = [tensor.op], set(), False
     while left:
-        tensor = left.pop()
-        if tensor.ref() in own:
+        operation = left.pop()
+        if hasattr(operation, _OWN):
             found = True
-        elif tensor.ref() not in seen:
-            seen.add(tensor.ref())
-            if tensor.op.type == "PlaceholderWithDefault":  # the number of the row
+        elif operation not in seen:
+            seen.add(operation)
+            if operation.type == "PlaceholderWithDefault":  # the number of the row
                 return False
-            if tensor.op.type != "Const" and not tensor.op.inputs:
+            if operation.type != "Const" and not operation.inputs:
                 return False
-            left += tensor.op.inputs
+            left += [source.op for source in operation.inputs]
     return found
 
 
-def add_rules(rules: dict) -> None:
-    """Adds the rules of this module for operations that have none; `rules` has those of TensorFlow."""
+def _shared_or_own(pfor_input, index):
+    return not pfor_input.input(index).is_stacked or _is_own(pfor_input.op.inputs[index])
 
-    def shared_or_own(pfor_input, index):
-        return not pfor_input.input(index).is_stacked or _is_own(pfor_input.op.inputs[index])
 
-    def first(pfor_input, index):
-        value = pfor_input.input(index)
-        return value.t[0] if value.is_stacked else value.t
+def _first(pfor_input, index):
+    value = pfor_input.input(index)
+    return value.t[0] if value.is_stacked else value.t
 
-    def convert_sampler(pfor_input):
-        count = pfor_input.num_inputs
-        parameters = range(_FIRST_PARAMETER, count)
-        if any(pfor_input.input(index).is_stacked for index in parameters):
-            return looped(pfor_input)
-        if not all(shared_or_own(pfor_input, index) for index in (_KEY, _COUNTER)):
-            return looped(pfor_input)
-        shape = pfor_input.unstacked_input(_SHAPE)
-        rows = tf.cast(pfor_input.pfor.loop_len_vector, shape.dtype)
-        inputs = [first(pfor_input, index) for index in range(1, count)]
-        drawn = created(pfor_input, [tf.concat([rows, shape], axis=0), *inputs])
-        return [wrap(output, True) for output in drawn]
 
-    def convert_key(pfor_input):
-        if not shared_or_own(pfor_input, 0):
-            return looped(pfor_input)
-        key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=first(pfor_input, 0))
-        rows = pfor_input.pfor.loop_len_vector[0]
-        # Every row gets a key of its own, for operations that draw in a loop. That of the first row
-        # is the key that this seed has for itself.
-        shifts = tf.cast(tf.range(rows), key.dtype)[:, tf.newaxis] * tf.constant(
-            _KEY_STRIDE, key.dtype
-        )
-        # Not by tf.broadcast_to, which has no kernel for these numbers on a GPU.
-        return wrap(key + shifts, True), wrap(counter + tf.zeros_like(shifts), True)
+@rule(*_SAMPLERS)
+def sampler(_, pfor_input):
+    count = pfor_input.num_inputs
+    if any(pfor_input.input(index).is_stacked for index in range(_FIRST_PARAMETER, count)):
+        return looped(pfor_input)
+    if not all(_shared_or_own(pfor_input, index) for index in (_KEY, _COUNTER)):
+        return looped(pfor_input)
+    shape = pfor_input.unstacked_input(_SHAPE)
+    rows = tf.cast(pfor_input.pfor.loop_len_vector, shape.dtype)
+    inputs = [_first(pfor_input, index) for index in range(1, count)]
+    drawn = created(pfor_input, [tf.concat([rows, shape], axis=0), *inputs])
+    return [wrap(output, True) for output in drawn]
 
-    for name in _SAMPLERS:
-        rules.setdefault(name, convert_sampler)
-    rules.setdefault("StatelessRandomGetKeyCounter", convert_key)
+
+@rule("StatelessRandomGetKeyCounter")
+def key(_, pfor_input):
+    if not _shared_or_own(pfor_input, 0):
+        return looped(pfor_input)
+    found, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=_first(pfor_input, 0))
+    rows = tf.range(pfor_input.pfor.loop_len_vector[0])
+    # Every row gets a key of its own, for operations that draw in a loop. That of the first row is the
+    # key that this seed has for itself.
+    shifts = tf.cast(rows, found.dtype)[:, tf.newaxis] * tf.constant(_KEY_STRIDE, found.dtype)
+    # Not by tf.broadcast_to, which has no kernel for these numbers on a GPU.
+    return wrap(found + shifts, True), wrap(counter + tf.zeros_like(shifts), True)

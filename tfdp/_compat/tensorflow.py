@@ -1,7 +1,7 @@
 """Non-public names that tfdp borrows from TensorFlow, each wrapped in one function.
 
 All borrowed names were seen in TensorFlow 2.20.0 and 2.21.0. The rules of `tf.vectorized_map` are in
-`pfor_random` and `pfor_repairs`.
+the modules `pfor_*`.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ from tfdp._compat.versions import borrowing
 
 with borrowing("a name of tensorflow.python"):
     from tensorflow.python import pywrap_tfe as tf_tapes
+    from tensorflow.python.distribute import distribute_lib
     from tensorflow.python.ops import control_flow_util
 
 
@@ -44,6 +45,20 @@ def inlined_functions():
             _inlining["depth"] -= 1
             if not _inlining["depth"]:
                 tf.config.run_functions_eagerly(_inlining["before"])
+
+
+@contextlib.contextmanager
+def as_one_replica():
+    """Context in which the code that a graph traces is in no strategy, so that it has one replica.
+
+    Keras divides mean losses by the number of a strategy's replicas, whose gradients are added. The
+    context belongs to the graph that is being built.
+    """
+    distribute_lib._push_per_thread_mode(distribute_lib._get_default_replica_mode())
+    try:
+        yield
+    finally:
+        distribute_lib._pop_per_thread_mode()
 
 
 # -- data sets ---------------------------------------------------------------------------------------
@@ -86,13 +101,6 @@ def concrete_function(function, *specs):
     return function._get_concrete_function_garbage_collected(*specs)
 
 
-def is_custom_gradient(operation) -> bool:
-    """Whether an operation ends a `tf.custom_gradient`; its inputs are results, then arguments."""
-    if operation.type != "IdentityN":
-        return False
-    return operation.node_def.attr["_gradient_op_type"].s.startswith(b"CustomGradient-")
-
-
 def with_gradient(results: list, arguments: list, backward) -> list:
     """The results of a computation in a graph, with a gradient of its own.
 
@@ -118,21 +126,6 @@ _OWN_GRADIENT = "tfdp_own_gradient"
 def _own_gradient(operation, *at_outputs):
     count, backward = getattr(operation, _OWN_GRADIENT)
     return [None] * count + [*backward(*at_outputs[:count])]
-
-
-def captured(graph: tf.Graph) -> list:
-    """The pairs (outer tensor, inner tensor) that a function's graph captures.
-
-    This is `FuncGraph.captures`; the list is empty for a plain `tf.Graph`, which captures nothing.
-    """
-    return list(getattr(graph, "captures", []))
-
-
-def called_graph(operation: tf.Operation):
-    """The graph of the function that an operation of a graph calls, or None if it calls none."""
-    if operation.type not in ("PartitionedCall", "StatefulPartitionedCall"):
-        return None
-    return operation.graph._get_function(operation.get_attr("f").name).graph
 
 
 def variable_name(handle) -> str | None:

@@ -15,11 +15,10 @@ import re
 import tensorflow as tf
 from absl import logging
 
+from tfdp._compat.graphs import captured, is_custom_gradient
 from tfdp._compat.keras import compiled_loss, forget_losses, layers_of
 from tfdp._compat.tensorflow import (
-    captured,
     concrete_function,
-    is_custom_gradient,
     outside_of_graphs,
     variable_name,
 )

@@ -18,13 +18,12 @@ from tfdp._compat.keras import (
     compute_loss_as_keras,
     forget_dropout_masks,
     layers_of,
-    losses_of_one_replica,
     seed_generators,
     shared_seed_generator,
     without_penalties,
     without_recomputation,
 )
-from tfdp._compat.tensorflow import inlined_functions
+from tfdp._compat.tensorflow import as_one_replica, inlined_functions
 from tfdp.gradients.targets import apart, with_none
 from tfdp.layers.noisy import noisy_layers
 
@@ -196,7 +195,7 @@ class Forward:
             # Otherwise Keras silently drops activity penalties and losses from add_loss.
             scope.collect_losses = True
             try:
-                with inlined_functions(), without_recomputation():
+                with inlined_functions(), without_recomputation(self.model):
                     y_pred = self.model(with_none(x), training=True)
             except Exception:
                 forget_dropout_masks(self.model)  # the next pass may succeed
@@ -225,10 +224,10 @@ class Forward:
         y, sample_weight = apart(y)
         with (
             scope,
-            losses_of_one_replica(),
+            as_one_replica(),
             inlined_functions(),
-            without_recomputation(),
-            without_penalties() as asked,
+            without_recomputation(self.model),
+            without_penalties(self.model) as asked,
         ):
             loss = compute_loss_as_keras(
                 self.model, with_none(x), with_none(y), y_pred, sample_weight

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfdp._compat.dependence import reached
+from tfdp._compat.graphs import reached
 from tfdp._compat.keras import compiled_loss, flat_losses, forget_losses
 from tfdp._compat.tensorflow import concrete_function
 from tfdp.gradients.forward import has_own_compute_loss

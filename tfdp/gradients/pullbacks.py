@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from tfdp._compat.replaying import outside
+from tfdp._compat.graphs import outside
 from tfdp.gradients.factors import (
     Arranged,
     Instantiated,

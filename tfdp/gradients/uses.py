@@ -24,7 +24,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdp._compat.tensorflow import called_graph
+from tfdp._compat.graphs import called_graph
 from tfdp.gradients.factors import Instantiated, PerExampleGradient
 from tfdp.gradients.pullbacks import pullbacks_of
 from tfdp.gradients.weight_ops import ENTRYWISE, PRODUCTS, gradient_rule
@@ -75,7 +75,7 @@ def uses_of(read: tf.Tensor, of_rows: Callable) -> list[Use]:
 
     Args:
         read: the weight as the pass read it, in a graph that shows the pass to its end.
-        of_rows: whether a tensor depends on the row; see `_compat.dependence.Dependence`.
+        of_rows: whether a tensor depends on the row; see `_compat.graphs.Dependence`.
     """
     uses = [*_declared(read)]
     for operation in dict.fromkeys(read.consumers()):

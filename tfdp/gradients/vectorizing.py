@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdp._compat import pfor_calls, pfor_random, pfor_repairs
+from tfdp._compat import pfor_map
 from tfdp._compat.keras import layers_of
 
 
@@ -34,12 +34,7 @@ def vectorized_map(model, function: Callable, rows):
             raise
 
     try:
-        with (
-            pfor_repairs.repaired() as operations,
-            pfor_random.marking_own_seeds(),
-            pfor_calls.calling_at_once(),
-        ):
-            return tf.vectorized_map(noticed, rows, fallback_to_while_loop=False)
+        return pfor_map.vectorized_map(noticed, rows, operations)
     except Exception as error:
         if raised:  # under XLA, TensorFlow wraps it in an error of its own
             raise raised[-1] from None

@@ -12,12 +12,14 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfdp._compat.kernel_gradients import (
+    THIN_CHANNELS,
+    Window,
     flat,
     kernel_gradients,
+    patches,
     products_by_rows,
     products_of_columns,
 )
-from tfdp._compat.patches import THIN_CHANNELS, Window, patches
 from tfdp._compat.pfor_conversion import merged
 from tfdp.gradients.factors import (
     Arranged,

@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 from tests.gradients.checking import check_engines, lot_for
-from tfdp._compat.dependence import Dependence
+from tfdp._compat.graphs import Dependence
 from tfdp.gradients.uses import declaring, uses_of
 
 

@@ -16,7 +16,7 @@ import weakref
 import tensorflow as tf
 from absl import logging
 
-from tfdp._compat.dependence import Dependence
+from tfdp._compat.graphs import Dependence
 from tfdp._compat.tensorflow import concrete_function
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.chunks import works_in_sequence

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfdp._compat.keras import SHORTCUTS, layers_of, pads_to_its_own_length, replaced
-from tfdp._compat.pfor_calls import at_once
+from tfdp._compat.pfor_conversion import at_once
 
 _TABLES = {
     keras.layers.Discretization,

@@ -15,7 +15,7 @@ import math
 
 import tensorflow as tf
 
-from tfdp._compat import pfor_repairs
+from tfdp._compat.pfor_map import batch_of_one
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.contract import BoundedSum, Outputs
 from tfdp.gradients.engines.clip_and_sum import clip_and_sum
@@ -25,7 +25,6 @@ from tfdp.gradients.vectorizing import vectorized_map
 from tfdp.layers.lot_statistics import running_lot
 
 
-@pfor_repairs.repaired()
 def bounded_sum(
     forward: Forward,
     bound: L2Clip,
@@ -41,7 +40,7 @@ def bounded_sum(
     # row's output does not stop it.
     x = zero_rows(x, present)
     values = [tf.convert_to_tensor(v) for v in forward.variables]
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
+    with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
         tape.watch(values)
         with running_lot(present):
             y_pred, scope, state = forward.outputs(values, forward.state(chunk), x)
@@ -52,7 +51,12 @@ def bounded_sum(
                 for leaf, at in zip(tf.nest.flatten(y_pred), at_outputs, strict=True)
             ]
         )
-    gradients = tape.jacobian(objectives, values, unconnected_gradients="zero")
+
+    def of_row(place):
+        at = {"output_gradients": place, "unconnected_gradients": "zero"}
+        return tape.gradient(objectives, values, **at)
+
+    gradients = vectorized_map(forward.model, of_row, tf.eye(tf.shape(sample_weight)[0]))
     lot = clip_and_sum(
         [
             Instantiated(tf.cast(tf.reshape(g, [-1, *v.shape]), tf.float32))
@@ -105,7 +109,7 @@ def _row_losses(forward, scope, x, y, y_pred, sample_weight):
     # would take its inputs for constants and compile at every step.
     def one(args):
         *rows, weight = args
-        x, y, outputs = pfor_repairs.batch_of_one(tuple(rows))
+        x, y, outputs = batch_of_one(tuple(rows))
         y_pred = outputs.masked()
         leaves = tf.nest.flatten(y_pred)
         with tf.GradientTape(watch_accessed_variables=False) as tape:

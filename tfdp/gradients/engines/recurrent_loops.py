@@ -14,10 +14,9 @@ import functools
 import keras
 import tensorflow as tf
 
+from tfdp._compat.graphs import NotReplayable
 from tfdp._compat.keras import ConvLSTMCell, layers_of, replaced
-from tfdp._compat.pfor_calls import at_once
-from tfdp._compat.pfor_conversion import merged
-from tfdp._compat.replaying import NotReplayable
+from tfdp._compat.pfor_conversion import at_once, merged
 from tfdp._compat.tensorflow import with_gradient
 from tfdp.gradients.engines.gated_steps import gated_step
 from tfdp.gradients.engines.recurrent_steps import CannotSplitStep, TracedStep

@@ -12,11 +12,10 @@ import contextlib
 import keras
 import tensorflow as tf
 
-from tfdp._compat.dependence import Dependence, reached
+from tfdp._compat.graphs import Dependence, captured, reached, replayed
 from tfdp._compat.keras import dropout_masks, get_stateless_scope, layers_of, replaced
 from tfdp._compat.pfor_conversion import merged
-from tfdp._compat.replaying import replayed
-from tfdp._compat.tensorflow import captured, concrete_function
+from tfdp._compat.tensorflow import concrete_function
 from tfdp.gradients.uses import uses_of
 
 

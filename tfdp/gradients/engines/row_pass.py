@@ -4,7 +4,9 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdp._compat import pfor_random, pfor_repairs
+from tfdp._compat.keras import as_in_a_larger_batch
+from tfdp._compat.pfor_map import batch_of_one
+from tfdp._compat.pfor_random import mark_own_seeds, seeds_of_rows
 from tfdp._compat.tensorflow import concrete_function
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.contract import BoundedSum, Outputs
@@ -31,19 +33,17 @@ def over_rows(
     state = forward.state(chunk)
     rows = tf.shape(sample_weight)[0]
     seeds = [
-        pfor_random.seeds_of_rows(value, rows)
-        for i, value in enumerate(state)
-        if forward.is_per_example(i)
+        seeds_of_rows(value, rows) for i, value in enumerate(state) if forward.is_per_example(i)
     ]
     moved: list[bool] = []  # for each state variable, as one row shows it
 
     def one(row):
         x, y, weight, seeds = row
         if vectorized:
-            pfor_random.mark_own_seeds(seeds)
+            mark_own_seeds(seeds)
         left = iter(seeds)
         own = [next(left) if forward.is_per_example(i) else s for i, s in enumerate(state)]
-        x, y = pfor_repairs.batch_of_one((x, y))
+        x, y = batch_of_one((x, y))
         results, loss, scope, y_pred, new_state = run(own, x, y, weight)
         moved[:] = [new is not None for new in new_state]
         steps = [new - old for new, old in zip(new_state, own, strict=True) if new is not None]
@@ -100,7 +100,7 @@ def _one_by_one(function, rows):
     once by itself, and the loop calls the graph.
     """
     row = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), rows)
-    with pfor_repairs.repaired():  # for the addition
+    with as_in_a_larger_batch():
         graph = concrete_function(tf.function(function, autograph=False), row)
     results = tf.nest.map_structure(
         lambda spec: tf.TensorSpec(spec.shape, spec.dtype), graph.structured_outputs

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.rounding import FUNCTION, assert_close
-from tfdp._compat import pfor_repairs
+from tfdp._compat.pfor_map import vectorized_map
 
 DRAW = np.random.default_rng(0)
 IMAGES = DRAW.uniform(size=(3, 2, 5, 6, 3)).astype("float32")
@@ -99,10 +99,7 @@ def assert_vectorized(function, *inputs):
 
     @tf.function
     def run():
-        with pfor_repairs.repaired():
-            return tf.vectorized_map(
-                lambda row: function(*row), inputs, fallback_to_while_loop=False
-            )
+        return vectorized_map(lambda row: function(*row), inputs)
 
     expected = [function(*(value[row] for value in inputs)) for row in range(len(inputs[0]))]
     for ours, row in zip(run(), expected, strict=True):
@@ -162,8 +159,7 @@ def test_an_index_that_does_not_exist_stays_in_its_row(jit_compile):
     @tf.function(jit_compile=jit_compile)
     def run(indices, targets):
         rows = (tables, indices, targets[..., tf.newaxis])
-        with pfor_repairs.repaired():
-            return tf.vectorized_map(one, rows, fallback_to_while_loop=False)
+        return vectorized_map(one, rows)
 
     good = run(tf.constant([[[0], [3]], [[1], [0]], [[2], [0]]]), tf.constant([[0, 1]] * 3))
     bad = [[[0], [3]], [[1], [9]], [[2], [-1]]]
@@ -183,7 +179,6 @@ def test_a_segment_that_does_not_exist_is_none_of_the_next_row(jit_compile):
         def one(target):
             return tf.math.unsorted_segment_sum(tf.ones([2]), target, 4)
 
-        with pfor_repairs.repaired():
-            return tf.vectorized_map(one, targets, fallback_to_while_loop=False)
+        return vectorized_map(one, targets)
 
     np.testing.assert_array_equal(run(targets), [[1, 1, 0, 0], [0, 0, 1, 0], [0, 1, 0, 0]])

@@ -1,15 +1,12 @@
 """Corrections of TensorFlow's vectorizer where its rules are wrong: they equal a loop over the rows."""
 
-import contextlib
-
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.python.ops.parallel_for import pfor
 
 from tests.helpers import needs_every_convolution
 from tests.rounding import assert_close
-from tfdp._compat import addition, pfor_conversion, pfor_repairs
+from tfdp._compat.pfor_map import batch_of_one, vectorized_map
 
 
 def drawn(*shape):
@@ -19,8 +16,7 @@ def drawn(*shape):
 def equals_a_loop(one, rows, compiled=False):
     @tf.function(jit_compile=compiled)
     def vectorized():
-        with pfor_repairs.repaired():
-            return tf.vectorized_map(one, rows, fallback_to_while_loop=False)
+        return vectorized_map(one, rows)
 
     several = isinstance(rows, tuple)
     singly = [tf.nest.flatten(one(row)) for row in (zip(*rows, strict=True) if several else rows)]
@@ -84,7 +80,7 @@ def test_filter_gradients_of_rows(channels, groups, strides, dilations, padding,
     def one(args):
         row, gradient = args
         if images == 1:  # as the engine gives it, with an unknown length
-            row, gradient = pfor_repairs.batch_of_one((row[0], gradient[0]))
+            row, gradient = batch_of_one((row[0], gradient[0]))
         return filter_gradient(convolve, kernel, row, gradient)
 
     equals_a_loop(one, (inputs, drawn(3, *convolve(inputs[0], kernel).shape)), compiled)
@@ -109,8 +105,7 @@ def test_a_bias_along_the_first_axis_after_the_batch(rank, whose):
 @pytest.mark.parametrize(("rows", "shape"), [(1, (1, 4)), (3, (2, 1, 3, 1)), (1, (2, 3))])
 def test_a_squeeze_without_axes_keeps_the_rows(rows, shape):
     values = drawn(rows, *shape)
-    with pfor_repairs.repaired():
-        found = tf.function(lambda x: tf.vectorized_map(tf.squeeze, x))(values)
+    found = tf.function(lambda x: vectorized_map(tf.squeeze, x))(values)
     assert found.shape == (rows, *(n for n in shape if n > 1))
     np.testing.assert_array_equal(tf.reshape(found, [-1]), tf.reshape(values, [-1]))
 
@@ -125,43 +120,33 @@ def test_products_with_a_matrix_that_all_rows_share():
     equals_a_loop(lambda row: tf.matmul(row, matrix, transpose_b=True), drawn(3, 2, 6, 5))
 
 
-def test_the_rules_and_functions_of_others_are_untouched_outside():
-    def borrowed():
-        numpy = addition.numpy
-        return pfor._pfor_converter_registry, pfor._flatten_first_two_dims, numpy.add, numpy.squeeze
-
-    before = borrowed()
-    with pytest.raises(ZeroDivisionError), pfor_repairs.repaired(), pfor_repairs.repaired():
-        assert not any(ours is theirs for ours, theirs in zip(borrowed(), before, strict=True))
-        raise ZeroDivisionError
-    assert all(ours is theirs for ours, theirs in zip(borrowed(), before, strict=True))
-
-
 def test_an_operation_that_no_test_vouches_for_runs_row_by_row(caplog):
     rows = tf.math.sigmoid(drawn(3, 4))
+
+    def one(row):
+        return tf.math.betainc(row + 1, row + 2, row)
+
     for _ in range(2):
-        equals_a_loop(lambda row: tf.math.betainc(row + 1, row + 2, row), rows)
+        equals_a_loop(one, rows)
     assert caplog.text.count("operation Betainc") == 1
-    with pytest.raises(ValueError, match="keep examples apart"), pfor_repairs.repaired():
+    # The maps of others have the rules of TensorFlow.
+    with pytest.raises(ValueError, match="No pfor vectorization defined"):
+        tf.function(lambda: tf.vectorized_map(one, rows, fallback_to_while_loop=False))()
+    with pytest.raises(ValueError, match="keep examples apart"):
         # The results of rows have different shapes.
-        tf.vectorized_map(lambda row: tf.where(row > 0.5), rows, fallback_to_while_loop=False)
+        vectorized_map(lambda row: tf.where(row > 0.5), rows)
 
 
 def test_known_shapes_are_not_computed():
-    """A convolution whose shapes are known needs no operation that asks for them."""
     images, kernel = drawn(3, 1, 5, 5, 2), drawn(2, 2, 2, 4)
 
     def one(image):
         return tf.nn.conv2d(image, kernel, 1, "SAME")
 
-    def asked(context):
-        @tf.function(autograph=False)
-        def traced(images):
-            with context():
-                return tf.vectorized_map(one, images, fallback_to_while_loop=False)
-
+    def asked(vectorize):
+        traced = tf.function(lambda images: vectorize(one, images), autograph=False)
         graph = traced.get_concrete_function(tf.TensorSpec([None, 1, 5, 5, 2])).graph
         return sum(operation.type == "Shape" for operation in graph.get_operations())
 
-    assert asked(pfor_conversion.known_shapes) < asked(contextlib.nullcontext)
+    assert asked(vectorized_map) < asked(tf.vectorized_map)
     equals_a_loop(one, images)

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.rounding import assert_close
-from tfdp._compat.patches import Window, patches
+from tfdp._compat.kernel_gradients import Window, patches
 
 
 @pytest.mark.parametrize(

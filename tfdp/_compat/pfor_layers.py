@@ -1,0 +1,312 @@
+"""Rules of `tf.vectorized_map` for Keras' layers, where TensorFlow's are missing, wrong or slow.
+
+Where the inputs have a batch axis, the examples are merged with it, so one operation serves them all.
+`pfor_convolutions` has the gradients of convolutions, and `pfor_indices` what looks up and scatters.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp._compat.pfor_conversion import (
+    Loop,
+    NotCovered,
+    apart,
+    created,
+    list_ops,
+    merged,
+    rows_inside,
+    rule,
+    transposed,
+    wrap,
+)
+
+# -- operations on a batch ---------------------------------------------------------------------------
+
+# For each operation the inputs with a batch axis. All other inputs are the same for all examples.
+# TensorFlow has rules for some, which compute known shapes in the graph: a convolution has 18
+# operations for them. For a depthwise convolution, it moves the examples to the channels.
+_WITH_BATCH = {
+    "AvgPool": [0],
+    "Conv2D": [0],
+    "DepthwiseConv2dNative": [0],
+    "ExtractImagePatches": [0],
+    "ImageProjectiveTransformV3": [0, 1],
+    "MaxPool": [0],
+    "MaxPoolGrad": [0, 1, 2],
+    "ResizeArea": [0],
+    "ResizeBicubic": [0],
+    "ResizeBicubicGrad": [0, 1],
+    "ResizeBilinear": [0],
+    "ResizeBilinearGrad": [0, 1],
+    "ResizeNearestNeighbor": [0],
+    "ResizeNearestNeighborGrad": [0],
+    "ScaleAndTranslate": [0],
+    "ScaleAndTranslateGrad": [0, 1],
+    "SoftmaxCrossEntropyWithLogits": [0, 1],
+    "SparseSoftmaxCrossEntropyWithLogits": [0, 1],  # `pfor_indices` checks the labels first
+}
+# The same, where input 0 is the shape of the result, batch included.
+_INTO_SHAPE = {
+    "AvgPoolGrad": [1],
+    "Conv2DBackpropInput": [2],
+    "DepthwiseConv2dNativeBackpropInput": [2],
+}
+
+
+@rule(*_WITH_BATCH, *_INTO_SHAPE)
+def on_merged(own, pfor_input):
+    into_shape = pfor_input.op_type in _INTO_SHAPE
+    with_batch = (_INTO_SHAPE if into_shape else _WITH_BATCH)[pfor_input.op_type]
+    others = {*range(pfor_input.num_inputs)} - {*with_batch}
+    if any(pfor_input.input(index).is_stacked for index in others):
+        if own is None:
+            raise NotCovered("an input that examples share differs by examples")
+        return own(pfor_input)
+    pfor_input.stack_inputs(with_batch)
+    rows = pfor_input.pfor.loop_len_vector
+    inputs = [pfor_input.input(index).t for index in range(pfor_input.num_inputs)]
+    first = inputs[with_batch[0]]
+    for index in with_batch:
+        if inputs[index].shape[1] == 1 != first.shape[1]:  # one transform for all images of a row
+            inputs[index] = tf.repeat(inputs[index], tf.shape(first)[1], axis=1)
+        inputs[index] = merged(inputs[index])
+    if into_shape:
+        inputs[0] = tf.concat([inputs[0][:1] * tf.cast(rows, inputs[0].dtype), inputs[0][1:]], 0)
+    return [wrap(apart(output, rows), True) for output in created(pfor_input, inputs)]
+
+
+# -- operations on the last axes ---------------------------------------------------------------------
+
+
+@rule("Bitcast", "HSVToRGB", "MatrixDeterminant", "Qr", "RGBToHSV")
+def on_last_axes(_, pfor_input):
+    return [wrap(output, True) for output in created(pfor_input, [pfor_input.stacked_input(0)])]
+
+
+@rule("PlaceholderWithDefault")
+def identity(_, pfor_input):
+    return wrap(*pfor_input.input(0)[:2])
+
+
+@rule("Softmax", "LogSoftmax")
+def softmax(_, pfor_input):
+    # With oneDNN, a softmax of six axes ends with "could not create a primitive descriptor". Attention
+    # over two axes of an example has as many, with that of the examples.
+    values = pfor_input.stacked_input(0)
+    flat = tf.reshape(values, tf.stack([-1, tf.shape(values)[-1]]))
+    return wrap(tf.reshape(created(pfor_input, [flat])[0], tf.shape(values)), True)
+
+
+@rule("L2Loss")
+def half_of_squares(_, pfor_input):
+    values = pfor_input.stacked_input(0)
+    axes = tf.range(1, tf.rank(values))
+    return wrap(tf.reduce_sum(values * values, axes) / tf.constant(2, values.dtype), True)
+
+
+# -- products and biases -----------------------------------------------------------------------------
+
+
+@rule("BatchMatMulV2", "MatMul")
+def product(own, pfor_input):
+    """A product with a matrix that all rows share is one plain product, which is also faster.
+
+    In TensorFlow 2.21 on a CPU with oneDNN, `tf.matmul` of [n, 1, t, p] with [p, q] writes out of
+    bounds ("free(): invalid pointer", or wrong numbers). A batch of one under `tf.vectorized_map` is
+    exactly that product; EinsumDense and MultiHeadAttention compute it.
+    """
+    stacked, shared = pfor_input.input(0), pfor_input.input(1)
+    flips, transpose = ("adj_x", "adj_y"), tf.linalg.adjoint
+    if pfor_input.op_type == "MatMul":
+        flips, transpose = ("transpose_a", "transpose_b"), tf.linalg.matrix_transpose
+    shape = shared.t.shape
+    one_matrix = shape.rank is not None and shape[:-2].num_elements() == 1
+    if shared.is_stacked or not stacked.is_stacked or not one_matrix:
+        return own(pfor_input)
+    # If the shared matrix has more axes (of length one) than a row, the product also begins with them.
+    rows = stacked.t
+    for _ in range(shape.rank - (rows.shape.rank - 1)):
+        rows = tf.expand_dims(rows, 1)
+    matrix = shared.t[(0,) * (shape.rank - 2)] if shape.rank > 2 else shared.t
+    if pfor_input.get_attr(flips[0]):
+        rows = transpose(rows)
+    if pfor_input.get_attr(flips[1]):
+        matrix = transpose(matrix)
+    static = [*rows.shape[:-1], matrix.shape[1]]
+    found = tf.matmul(tf.reshape(rows, [-1, _length(matrix, 0)]), matrix)
+    if static.count(None) < 2:
+        return wrap(tf.reshape(found, [-1 if n is None else n for n in static]), True)
+    whole = tf.concat([tf.shape(rows)[:-1], [_length(matrix, 1)]], axis=0)
+    return wrap(tf.ensure_shape(tf.reshape(found, whole), static), True)
+
+
+def _length(tensor, axis):
+    return tensor.shape[axis] if tensor.shape[axis] is not None else tf.shape(tensor)[axis]
+
+
+@rule("BatchMatMulV3")
+def broadcast(_, pfor_input):
+    """Axes before the last two are broadcast; quantized layers use this product."""
+    pfor_input.expanddim_inputs_for_broadcast()
+    given = [pfor_input.input(index).t for index in range(pfor_input.num_inputs)]
+    return [wrap(output, True) for output in created(pfor_input, given)]
+
+
+@rule("BiasAdd")
+def bias(own, pfor_input):
+    """A bias along the first axis after the batch (NCHW), where TensorFlow expects exactly four axes.
+
+    Keras makes such an operation of any weight with a single axis longer than one that is added to
+    something of whatever rank, such as the bias of an EinsumDense with `bias_axes`.
+    """
+    values, added = pfor_input.input(0), pfor_input.input(1)
+    if pfor_input.get_attr("data_format") != b"NCHW" or not added.is_stacked:
+        return own(pfor_input)
+    ones = [1] * (pfor_input.op.inputs[0].shape.rank - 2)
+    shape = tf.concat([tf.shape(added.t)[:1], [1], tf.shape(added.t)[1:], ones], axis=0)
+    return wrap(values.t + tf.reshape(added.t, shape), True)
+
+
+@rule("BiasAddGrad")
+def bias_gradient(_, pfor_input):
+    gradient = pfor_input.stacked_input(0)
+    channels = 2 if pfor_input.get_attr("data_format") == b"NCHW" else gradient.shape.rank - 1
+    summed = [axis for axis in range(1, gradient.shape.rank) if axis != channels]
+    return wrap(tf.reduce_sum(gradient, axis=summed), True)
+
+
+# -- other arrangements ------------------------------------------------------------------------------
+
+
+@rule("MirrorPad", "MirrorPadGrad", "PadV2")
+def padded(_, pfor_input):  # TensorFlow's rule for PadV2 forgets the value that it pads with
+    margins, *value = [pfor_input.unstacked_input(i) for i in range(1, pfor_input.num_inputs)]
+    margins = tf.concat([tf.zeros([1, 2], margins.dtype), margins], 0)
+    return wrap(created(pfor_input, [pfor_input.stacked_input(0), margins, *value])[0], True)
+
+
+@rule("Squeeze")
+def squeeze(own, pfor_input):
+    # Without named axes, TensorFlow's rule would also remove the axis of the rows if there is one.
+    shape = pfor_input.op.inputs[0].shape
+    if pfor_input.get_attr("squeeze_dims") or not shape.is_fully_defined():
+        return own(pfor_input)
+    axes = [place + 1 for place, length in enumerate(shape) if length == 1]
+    values = pfor_input.stacked_input(0)
+    return wrap(tf.squeeze(values, axes) if axes else values, True)
+
+
+@rule("Roll")
+def roll(own, pfor_input):
+    # For an axis from the end, TensorFlow takes the next one: for the last one, that of the examples.
+    axis, rank = pfor_input.unstacked_input(2), tf.rank(pfor_input.stacked_input(0)) - 1
+    axis = tf.where(axis < 0, axis + tf.cast(rank, axis.dtype), axis)
+    pfor_input._inputs[2] = wrap(axis, False)
+    return own(pfor_input)
+
+
+# -- loops, branches and lists -----------------------------------------------------------------------
+
+
+@rule("While", "StatelessWhile")
+def loop(_, pfor_input):
+    return Loop(pfor_input)()
+
+
+@rule("Case", "StatelessCase")
+def chosen(own, pfor_input):
+    index, number = pfor_input.input(0), len(pfor_input.get_attr("branches"))
+    if index.is_stacked:  # what does not exist is the last branch; with XLA, the rule mixes rows
+        good = (index.t >= 0) & (index.t < number)
+        pfor_input._inputs[0] = wrap(tf.where(good, index.t, number - 1), True)
+    return own(pfor_input)
+
+
+@rule("ZerosLike")
+def zeros(own, pfor_input):
+    value = pfor_input.input(0)
+    if value.t.dtype != tf.variant:
+        return own(pfor_input)
+    # A list of tensors has the rows inside of its elements.
+    return [wrap(output, value.is_stacked) for output in created(pfor_input, [value.t])]
+
+
+@rule("TensorListFromTensor", "TensorListReserve")
+def new_list(own, pfor_input):
+    is_empty = pfor_input.op_type == "TensorListReserve"
+    shape = pfor_input.unstacked_input(0 if is_empty else 1)
+    known = tf.get_static_value(shape)
+    if known is None or not known.size or -1 in known:
+        return own(pfor_input)
+    # TensorFlow's rule forgets the shape, and takes elements of unknown shape for single numbers.
+    shape = tf.concat([pfor_input.pfor.loop_len_vector, tf.cast(shape, tf.int32)], 0)
+    if is_empty:
+        dtype = pfor_input.get_attr("element_dtype")
+        found = list_ops.tensor_list_reserve(shape, pfor_input.unstacked_input(1), dtype)
+    else:
+        found = list_ops.tensor_list_from_tensor(transposed(pfor_input.stacked_input(0)), shape)
+    return wrap(rows_inside(found, pfor_input), True)
+
+
+@rule("TensorListGather", "TensorListGetItem")
+def from_lists(own, pfor_input):
+    if not pfor_input.input(0).is_stacked:
+        return own(pfor_input)
+    pfor_input.unstacked_input(1)  # or TensorFlow's rule takes the wrong rows inside of loops
+    found = own(pfor_input)
+    # It leaves the rows of gathered elements, which are inside of them, there.
+    return wrap(transposed(found.t), True) if "Gather" in pfor_input.op_type else found
+
+
+# -- operations with a constant: axes, a shape, an order of axes -------------------------------------
+
+# TensorFlow's own rules compute in the graph what the constant becomes with one more axis in front:
+# five operations for each sum. These make another constant. They were a tenth of all operations of a
+# network's step, and the time of a first step follows their number.
+
+
+def _axes(axes, _):
+    return np.where(axes >= 0, axes + 1, axes)
+
+
+def _order(order, _):
+    return np.concatenate([[0], order + 1]) if np.all(order >= 0) else None
+
+
+def _multiples(multiples, _):
+    return np.concatenate([[1], multiples])
+
+
+def _margins(margins, _):
+    return np.concatenate([[[0, 0]], margins])
+
+
+def _shape(shape, of_row):
+    if -1 in shape:
+        shape = of_row
+    # The number of rows follows from the others only where none of them is zero.
+    return np.concatenate([[-1], shape]) if np.all(shape > 0) else None
+
+
+# For each operation, what its second input becomes; the arguments are its value, and the shape of the
+# operation's result for one row, with 0 where it is unknown.
+_SECOND = dict.fromkeys(("Sum", "Prod", "Max", "Min", "Mean", "All", "Any", "ExpandDims"), _axes)
+_SECOND |= {"Transpose": _order, "Tile": _multiples, "Reshape": _shape}
+_SECOND |= dict.fromkeys(("Pad", "PadV2"), _margins)
+
+
+@rule(*_SECOND)
+def with_constant(own, pfor_input):
+    values, *others = [pfor_input.input(index) for index in range(pfor_input.num_inputs)]
+    if not values.is_stacked or any(other.is_stacked for other in others):
+        return own(pfor_input)
+    constant, *others = [other.t for other in others]
+    known, of_row = tf.get_static_value(constant), pfor_input.op.outputs[0].shape
+    found = None
+    if known is not None and of_row.rank is not None:
+        lengths = np.array([length or 0 for length in of_row], np.int64)
+        found = _SECOND[pfor_input.op_type](known, lengths)
+    if found is None:
+        return own(pfor_input)
+    found = tf.constant(found, constant.dtype)
+    return wrap(created(pfor_input, [values.t, found, *others])[0], True)
