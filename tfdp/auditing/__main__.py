@@ -21,8 +21,6 @@ from tfdp.accounting.command import plot
 from tfdp.data.prepared import DataUnavailable
 from tfdp.experiments import command, console
 
-_PROGRAM = "python -m tfdp.auditing"
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
@@ -81,7 +79,7 @@ def main(argv: list[str]) -> int:
         (point,) = command.points(sys.argv)
         return _done(task, point, options)
     except (ValueError, OSError, DataUnavailable) as error:
-        return console.refuse(error, _PROGRAM)
+        return console.refuse(error)
     except Exception:
         # Not Python's own status 1, which would say that something was refuted.
         traceback.print_exc()
@@ -124,7 +122,7 @@ def _done(task: str, point: command.Point, options: Options) -> int:
 
 def run() -> None:
     """Runs the command and exits with its status."""
-    command.start(main, __doc__, _PROGRAM)
+    command.start(main, __doc__)
 
 
 if __name__ == "__main__":

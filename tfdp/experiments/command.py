@@ -89,22 +89,21 @@ def parse(
     return _settings.parse([argv[0], *map(_flagfile, files), *others], doc, flag_values)
 
 
-def start(main: Callable[[list[str]], int], doc: str | None, program: str | None = None) -> None:
+def start(main: Callable[[list[str]], int], doc: str | None) -> None:
     """Runs a command and exits with its status.
 
     Args:
         main: a function of the words that are no flags, after the name of the program.
         doc: the docstring of the command, for --help.
-        program: what the user calls the command; None for train.py or tfdp-train.
     """
 
     def parser(argv: Sequence[str]) -> list[str]:
         try:
             return parse(argv, doc)
         except ValueError as error:
-            sys.exit(console.refuse(error, program))
+            sys.exit(console.refuse(error))
 
-    console.guarded(functools.partial(app.run, main, flags_parser=parser), program)
+    console.guarded(functools.partial(app.run, main, flags_parser=parser))
 
 
 def points(argv: Sequence[str], recipes: Path | None = RECIPES) -> list[Point]:

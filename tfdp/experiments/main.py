@@ -30,13 +30,7 @@ from tfdp.experiments.run_folder import ResultError, ResultExists, RunFolder
 from tfdp.experiments.settings import Experiment
 
 # Errors that the user can correct.
-_EXPECTED = (
-    ValueError,
-    NotImplementedError,
-    FloatingPointError,
-    DataUnavailable,
-    BudgetExhausted,
-)
+_EXPECTED = (ValueError, NotImplementedError, FloatingPointError, DataUnavailable, BudgetExhausted)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,13 +9,6 @@ from tfdp._palette import CLAIMED, GREY, PROVEN
 from tfdp.accounting.command.table import Table, title
 from tfdp.accounting.guarantee import VACUOUS_ABOVE
 
-_AXES = {
-    "noise_multiplier": "noise multiplier (noise over clip norm)",
-    "lot_size": "lot size",
-    "num_examples": "number of examples",
-    "epsilon": "epsilon of the budget",
-}
-
 
 def check(path: str) -> Path:
     """Returns the file to write.
@@ -45,11 +38,11 @@ def draw(table: Table, path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axis = pyplot.subplots(figsize=(7.2, 4.5))
-    label = _AXES.get(table.name, table.name)
+    label = table.name.replace("_", " ")
     axis.set_xlabel(label)
     what = "Noise for a budget" if table.budget else "Epsilon"
     settings = textwrap.fill(title(table), 90)
-    axis.set_title(f"{what}, by {label.partition(' (')[0]}\n{settings}", loc="left", fontsize=10)
+    axis.set_title(f"{what}, by {label}\n{settings}", loc="left", fontsize=10)
     drawn = _noise_curve(axis, table) if table.budget else _epsilon_curves(axis, table)
     _scales(axis, table, drawn)
     axis.grid(color="#dddddd", linewidth=0.6, which="major")
