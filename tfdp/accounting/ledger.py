@@ -233,7 +233,7 @@ class Ledger:
             "runs": {run_id: run.to_dict() for run_id, run in self._entries.items()},
             "budgets": [dataclasses.asdict(budget) for budget in self._budgets],
         }
-        return json.dumps(content, sort_keys=True)
+        return json.dumps(content)
 
     @classmethod
     def from_json(cls, text: str) -> "Ledger":

@@ -52,8 +52,8 @@ def hash_tokens(texts: Sequence[str], length: int, num_buckets: int = NUM_TOKENS
     Nothing is learned from the private texts. A vocabulary built from them would be a release of its
     own: a rare word in it reveals that somebody wrote the word. A hash depends on the word alone.
 
-    Words are lower-cased; every punctuation mark is a token of its own. The hash is CRC-32, which is the
-    same on every machine and in every run (Python's own `hash` is not).
+    Words are lower-cased; every punctuation mark is a token of its own. The hash is CRC-32, which is
+    the same on every machine and in every run (Python's own `hash` is not).
 
     Args:
         texts: the texts.
