@@ -590,7 +590,6 @@ def explicit():
     one("Range", lambda x: tf.range(x, x + 2.9), F())
     one("SparseToDense", lambda i, x: raw("SparseToDense")(i, [4], x, 0.5), I(4, 1), F(1))
     one("PlaceholderWithDefault", raw("PlaceholderWithDefault", shape=[None, 3]), F(2, 3))
-    one("L2Loss", raw("L2Loss"), F(2, 3))
     for name, more in RANDOM.items():
         add(
             name,

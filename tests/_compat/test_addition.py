@@ -1,5 +1,6 @@
 """`keras.ops.add` and `squeeze` of a row alone are what they are in a batch."""
 
+import concurrent.futures
 import itertools
 
 import keras
@@ -64,6 +65,19 @@ def test_promotes_types_as_keras_does():
 
     with as_in_a_larger_batch():
         assert tf.function(added)(tf.ones([1, 5, 1])).dtype == "float32"
+
+
+def test_other_threads_add_as_keras_does():
+    def kinds():
+        graph = tf.function(keras.ops.add).get_concrete_function(
+            tf.TensorSpec([1, 5, 5]), tf.TensorSpec([1, 5, 1])
+        )
+        return {operation.type for operation in graph.graph.get_operations()}
+
+    with concurrent.futures.ThreadPoolExecutor(1) as threads, as_in_a_larger_batch():
+        assert "BiasAdd" not in kinds()
+        assert "BiasAdd" in threads.submit(kinds).result()
+    assert "BiasAdd" in kinds()
 
 
 @pytest.mark.parametrize("shape", [(3, 1, 2), (3, 4), (3, 1)])

@@ -88,7 +88,6 @@ FUNCTIONS = {
         ),
         IMAGES,
     ),
-    "half of the squares": (with_gradient(tf.nn.l2_loss), IMAGES),
     "determinants": (with_gradient(tf.linalg.det), SQUARES),
     "triangular factors": (with_gradient(lambda x: tf.linalg.qr(x)[1]), SQUARES),
 }

@@ -137,6 +137,26 @@ def test_an_operation_that_no_test_vouches_for_runs_row_by_row(caplog):
         vectorized_map(lambda row: tf.where(row > 0.5), rows)
 
 
+@pytest.mark.parametrize("inside", ["function", "branch", "case", "loop", "loop in a branch"])
+def test_no_operation_goes_past_the_rules_of_tfdp(inside):
+    """TensorFlow has no rule for this operation, so it would raise an error."""
+
+    def rare(row):
+        return tf.math.betainc(row + 1, row + 2, row)
+
+    def loop(row):
+        return tf.while_loop(lambda i, _: i < 2, lambda i, x: (i + 1, rare(x)), (0, row))[1]
+
+    around = {
+        "function": tf.function(rare),
+        "branch": lambda row: tf.cond(row[0] > 0.5, lambda: rare(row), lambda: row),
+        "case": lambda row: tf.switch_case(tf.cast(2 * row[0], tf.int32), [lambda: rare(row)] * 2),
+        "loop": loop,
+        "loop in a branch": lambda row: tf.cond(row[0] > 0.5, lambda: loop(row), lambda: row),
+    }
+    equals_a_loop(around[inside], tf.math.sigmoid(drawn(3, 4)))
+
+
 def test_known_shapes_are_not_computed():
     images, kernel = drawn(3, 1, 5, 5, 2), drawn(2, 2, 2, 4)
 

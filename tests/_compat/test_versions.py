@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 
-from tfdp._compat import versions
+import tfdp._compat as versions
 
 ROOT = pathlib.Path(__file__).parents[2]
 # What borrows from Keras and TensorFlow, what trains in each of the ways, and data sets.

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfdp._compat.versions import borrowing
+from tfdp._compat import borrowing
 
 with borrowing("the operations that tf.vectorized_map makes"):
     from tensorflow.python.ops.parallel_for import pfor

@@ -12,8 +12,8 @@ import io
 import keras
 import tensorflow as tf
 
+from tfdp._compat import borrowing
 from tfdp._compat.graphs import Dependence
-from tfdp._compat.versions import borrowing
 
 with borrowing("a name of keras.src"):
     from keras.src.backend import compute_output_spec as _compute_output_spec

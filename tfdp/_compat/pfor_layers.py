@@ -97,13 +97,6 @@ def softmax(_, pfor_input):
     return wrap(tf.reshape(created(pfor_input, [flat])[0], tf.shape(values)), True)
 
 
-@rule("L2Loss")
-def half_of_squares(_, pfor_input):
-    values = pfor_input.stacked_input(0)
-    axes = tf.range(1, tf.rank(values))
-    return wrap(tf.reduce_sum(values * values, axes) / tf.constant(2, values.dtype), True)
-
-
 # -- products and biases -----------------------------------------------------------------------------
 
 

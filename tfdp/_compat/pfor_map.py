@@ -32,7 +32,7 @@ TRUSTED = frozenset(
     Expint Expm1 ExtractImagePatches FFT FFT2D FFT3D Fill Floor FloorDiv FloorMod FresnelCos
     FresnelSin FusedBatchNormGradV3 FusedBatchNormV3 GatherNd GatherV2 Greater GreaterEqual HSVToRGB
     IFFT IFFT2D IFFT3D IRFFT IRFFT2D IRFFT3D Identity IdentityN If Igamma IgammaGradA Igammac Imag
-    ImageProjectiveTransformV3 Inv Invert IsFinite IsInf IsNan L2Loss LeakyRelu LeakyReluGrad
+    ImageProjectiveTransformV3 Inv Invert IsFinite IsInf IsNan LeakyRelu LeakyReluGrad
     LeftShift Less LessEqual Lgamma Log Log1p LogMatrixDeterminant LogSoftmax LogicalAnd LogicalNot
     LogicalOr LowerBound MatMul MatrixBandPart MatrixDeterminant MatrixDiag MatrixDiagPart
     MatrixDiagPartV2 MatrixDiagPartV3 MatrixDiagV2 MatrixDiagV3 MatrixInverse MatrixSetDiag

@@ -10,7 +10,7 @@ import threading
 
 import tensorflow as tf
 
-from tfdp._compat.versions import borrowing
+from tfdp._compat import borrowing
 
 with borrowing("a name of tensorflow.python"):
     from tensorflow.python import pywrap_tfe as tf_tapes
