@@ -45,7 +45,8 @@ class Entry:
         self._recorded = (recorded.steps, self.taken, recorded.open_plan)
         self.limit: float = math.inf
         self._budget: PrivacyBudget | None = None
-        self._limited_for, self._seen_changes = None, None
+        self._limited_for: tuple | None = None
+        self._seen_changes: int | None = None
         self.closed = False
         self._process = os.getpid()
 
@@ -66,7 +67,7 @@ class Entry:
 
     def give_back(self) -> None:
         """Withdraws the plan, of which no step ran; an earlier plan of the entry stays."""
-        self._planned = self._earlier_plan
+        self._planned = self._earlier_plan or 0
         self.record()
 
     def leave_out(self, steps: int) -> None:

@@ -124,14 +124,16 @@ class ModelPrivacy:
     def delta_and_adjacency(self, delta: float | None, adjacency: str | None) -> tuple[float, str]:
         """Returns both, each that of the budget for None; raises ValueError without any delta."""
         budget = self.budget
-        if delta is None and budget is None:
+        if adjacency is None:
+            adjacency = "zero_out" if budget is None else budget.adjacency
+        if delta is not None:
+            return delta, adjacency
+        if budget is None:
             raise ValueError(
                 "Expected delta, such as delta=1e-5 (below 1/N), or a model with a budget. Received "
                 "neither."
             )
-        if adjacency is None:
-            adjacency = "zero_out" if budget is None else budget.adjacency
-        return budget.delta if delta is None else delta, adjacency
+        return budget.delta, adjacency
 
     # -- the ledger and its budget ---------------------------------------------------------------
 
