@@ -157,7 +157,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         found = self._folder.read()
         if found is None:
             self.restarts, self.lost_steps, self.epochs = 0, 0, {}
-            order = feed.lots.new_order().hex() if feed.needs_order else None
+            ordered = feed.lots if feed.needs_order else None
+            order = None if ordered is None else ordered.new_order().hex()
             return dataclasses.replace(start, order=order)
         about, arrays, reserved = found
         notes = about["notes"]
