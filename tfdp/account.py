@@ -139,8 +139,9 @@ def _accounts_in(model):
 
 
 def known_steps(ledger: Ledger) -> int:
-    """Number of private steps in a ledger, the most steps of an optimizer that it accounts for."""
-    return sum(run.steps for run in ledger.runs if isinstance(run.mechanism, NoisyMechanism))
+    """Number of private steps taken in a ledger, the most of an optimizer that it accounts for."""
+    private = [i for i, run in ledger.entries.items() if isinstance(run.mechanism, NoisyMechanism)]
+    return sum(ledger.taken(run_id) for run_id in private)
 
 
 def check_counted(optimizer, ledger: Ledger) -> None:

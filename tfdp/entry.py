@@ -57,12 +57,13 @@ class Entry:
 
         Args:
             steps: number of planned steps of this entry, with those taken; infinite if unknown.
-            declared: as many of them as further trainings may carry out, too.
+            declared: as many of them as further trainings may carry out, too. They count whatever
+                the plans of these are.
         """
         if self._earlier_plan is None:
             self._earlier_plan = self._planned
-        self._resumed, self._planned = False, steps
         self.declared = max(self.declared, declared)
+        self._resumed, self._planned = False, max(steps, self.declared)
         self.limit_steps()
 
     def give_back(self) -> None:
@@ -71,9 +72,13 @@ class Entry:
         self.record()
 
     def leave_out(self, steps: int) -> None:
-        """Counts further steps that were planned, and are left out."""
-        self.plan(self.counted + steps)
-        self.end_plan()
+        """Counts further steps that were planned, and are left out, of a closed entry, too."""
+        self.limit_steps()
+        counted = self.counted
+        self._before = int(max(counted, min(counted + steps, self.limit)))
+        open_plan = self.ledger.entries[self.run_id].open_plan
+        self.ledger.record(self.run_id, self._before, self.taken, open_plan)
+        self._recorded = (self._before, self.taken, open_plan)
 
     def end_plan(self) -> None:
         """Keeps what is counted now: budgets that are set later do not change a plan that ended."""
@@ -86,6 +91,14 @@ class Entry:
     def counted(self) -> int:
         """Number of steps that the ledger counts for this run."""
         return self.ledger.steps(self.run_id)
+
+    def surplus(self, steps: float) -> float:
+        """Steps of an earlier declared plan that are left out if `steps` further ones are planned.
+
+        Further steps that fit into what is left of the plan carry it out; others come on top.
+        """
+        left = max(self.counted, self.declared) - self.taken
+        return 0 if self._resumed or steps <= left else left
 
     @property
     def so_far(self) -> int:

@@ -62,6 +62,18 @@ def test_merge_keeps_the_larger_count():
     assert sorted(run.steps for run in ledger.runs) == [5, 25]
 
 
+def test_merge_keeps_the_larger_number_of_steps_taken():
+    """A file that was saved in the middle of a training has its planned steps."""
+    ledger = Ledger()
+    run_id = ledger.open(RUN)
+    ledger.record(run_id, 10, taken=3)
+    early = Ledger.from_json(ledger.to_json())
+    ledger.record(run_id, 10)
+    ledger.merge(early)
+    early.merge(ledger)
+    assert ledger.taken(run_id) == early.taken(run_id) == 10
+
+
 def test_a_plan_that_nobody_knows_is_kept_until_it_is_known():
     ledger = Ledger()
     run_id = ledger.open(RUN)

@@ -91,6 +91,10 @@ def give_state(
     lost = taken - kept
     first, turn = about["first_iteration"], about["turn"] + lost
     account.close_session()
+    if account.ledger.budgets:
+        ledger.budget = (
+            None  # this program has its own, perhaps a larger one than the interrupted one
+        )
     account.ledger.merge(ledger)
     assign_arrays(model, arrays)
     optimizer.iterations.assign(first + taken)

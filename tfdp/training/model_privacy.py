@@ -78,11 +78,14 @@ class ModelPrivacy:
             ValueError: the optimizer has taken steps that the ledger does not contain, or there is
                 neither a delta nor a budget.
         """
+        runs = self._checked_runs(self.account.runs_so_far, max_examples_per_user)
+        return self._guarantee(kind, runs, delta, adjacency)
+
+    def _guarantee(self, kind, runs, delta, adjacency) -> Guarantee:
         # A training without a budget needs no theorem.
         from tfdp.accounting.assumptions import START
         from tfdp.accounting.composition import guarantee_of_all
 
-        runs = self._checked_runs(max_examples_per_user)
         found = guarantee_of_all(kind, runs, *self.delta_and_adjacency(delta, adjacency))
         if runs or kind == "claimed":
             return found
@@ -97,17 +100,18 @@ class ModelPrivacy:
     ) -> str:
         """Returns both guarantees, what they rest on and what they do not cover, in words.
 
+        All planned steps count, also while a training runs, as in files: a statement is for others.
+
         Args:
             delta, adjacency, max_examples_per_user: as in `spent`.
 
         Raises:
             ValueError: as in `spent`.
         """
+        runs = self._checked_runs(self.ledger.runs, max_examples_per_user)
         claimed, proven = (
-            self.spent(delta, kind, adjacency, max_examples_per_user=max_examples_per_user)
-            for kind in ("claimed", "proven")
+            self._guarantee(kind, runs, delta, adjacency) for kind in ("claimed", "proven")
         )
-        runs = self._checked_runs(max_examples_per_user)
         return accounting.Statement.from_guarantees(runs, claimed, proven, planned=False).text()
 
     def diagnostics(self, reset: bool = False) -> dict[str, float]:
@@ -154,12 +158,11 @@ class ModelPrivacy:
         """Everything that is known to have been spent on these weights, in any training."""
         return self.account.ledger
 
-    def _checked_runs(self, max_examples_per_user: int = 1) -> list[Run]:
+    def _checked_runs(self, runs: list[Run], max_examples_per_user: int) -> list[Run]:
         """The runs in the ledger; raises ValueError if the optimizer has taken other steps."""
         optimizer, account = getattr(self._model, "optimizer", None), self.account
         if isinstance(optimizer, DPKerasOptimizer):
             check_counted(optimizer, account.ledger)
-        runs = account.runs_so_far
         if account.start == "public":  # declared later, perhaps
             runs = [dataclasses.replace(run, start="public") for run in runs]
         if max_examples_per_user == 1:
@@ -288,7 +291,8 @@ class ModelPrivacy:
         An epsilon is proven for a number of steps that is fixed without looking at the weights. Each
         `fit` and `steps` counts its own plan. A loop that calls them, or `train_on_batch`, until
         the result is good enough has a larger plan, which only you know. The steps of a
-        declared plan count from the first of them on; trainings of the same settings carry it out.
+        declared plan count from the first of them on. Trainings of the same settings in this process
+        carry it out; what does not fit into the rest of it comes on top.
 
         Args:
             epochs, steps: number of epochs, or of steps; exactly one of them.

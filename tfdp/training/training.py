@@ -56,6 +56,7 @@ class Training:
         self._before = 0  # steps of the entry before this training
         self._earlier = position.taken  # steps of this training in earlier processes
         self._declared = (0, 0)  # what `privacy.plan` declared: epochs, or steps
+        self._surplus = 0.0  # steps of an earlier declared plan that this training leaves out
         self._logs: dict = {}
         self._was_cut = False  # whether the last execution had fewer steps than were planned
         # Batches of an earlier process to skip: lots begin where the training resumes, but a user's
@@ -76,8 +77,8 @@ class Training:
     def _plan(self, entry: Entry) -> None:
         """Has the entry count all planned steps."""
         declared = self._steps_of(*self._declared)
-        declared = self._before + declared if declared else 0
-        planned = max(entry.taken + self._left(), declared)
+        declared = self._before + self._surplus + declared if declared else 0
+        planned = max(entry.taken + self._surplus + self._left(), declared)
         entry.plan(planned, 0 if math.isinf(declared) else declared)
 
     def _left(self) -> float:
@@ -113,6 +114,12 @@ class Training:
             return
         entry = self._session.entry
         entry.end_plan()
+        if entry.ledger.entries[entry.run_id].open_plan and self._backup is None:
+            logging.warning(
+                "This training ended in its first epoch, whose number of steps the data do not say, so "
+                "the number of planned steps is unknown and no finite epsilon is proven. Pass "
+                "steps_per_epoch, or set a PrivacyBudget."
+            )
         left_out = entry.counted - max(entry.taken, entry.declared)
         if left_out > 0 and self._backup is None:  # which has its own words, and may be resumed
             taken = entry.taken - self._before + self._earlier
@@ -199,10 +206,16 @@ class Training:
         open_ended = self.feed.steps is None or self.feed.dataset is None
         if session is None:
             self._declared = self._account.plan or self._declared
+            if self._declared[0] and self.feed.dataset is None:
+                raise ValueError(
+                    "privacy.plan(epochs=...) was called before train_on_batch, which knows no epochs. "
+                    "Declare the number of steps: privacy.plan(steps=...)."
+                )
             left = max(self._left(), self._steps_of(*self._declared))
             described = None if open_ended or math.isinf(left) else int(left)
             session = open_session(self.model, self._account, self.feed, described)
             self._session, self._before = session, session.entry.taken
+            self._surplus = session.entry.surplus(left)
             self._plan(session.entry)
         elif open_ended and session.entry.taken + steps > session.run.steps:
             facts = facts_of(self.model, self.feed, self.model.optimizer, self._account.start)
