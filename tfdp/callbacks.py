@@ -90,7 +90,7 @@ class EpsilonCurve:
         return privacy.ledger.changes == self._changes and privacy.current_run == self._run
 
     def at(self, step: int, ends_epoch: bool = False) -> float:
-        """Epsilon after `step` steps, or an upper bound; without a plan exact at the end of an epoch."""
+        """Epsilon after `step` steps, or an upper bound; exact where an epoch ends without a plan."""
         point = step if ends_epoch and step > self._counts[-1] else self.next_point(step)
         if point not in self._values:
             run = self._run if point <= self._run.steps else self._run.with_steps(point)
