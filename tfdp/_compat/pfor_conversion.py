@@ -5,7 +5,7 @@ TensorFlow's table stays as it is.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -14,13 +14,13 @@ from tfdp._compat.tensorflow import concrete_function
 
 with borrowing("the rules of tf.vectorized_map"):
     from tensorflow.python.ops.parallel_for import pfor
+    from tensorflow.python.ops.parallel_for.pfor import WhileV2
 
     RULES = dict(pfor._pfor_converter_registry)
     NotCovered = pfor.ConversionNotImplementedError
     wrap = pfor.wrap
     transposed = pfor._transpose_first_two_dims
     list_ops, rows_inside = pfor.list_ops, pfor._tile_variant
-    _LOOP = pfor.WhileV2
 
 AT_ONCE = "tfdp_at_once"  # the attribute of an operation that has a rule of its own
 
@@ -67,7 +67,7 @@ def looped(pfor_input) -> list:
     return [wrap(output, True) for output in outputs]
 
 
-def at_once(function: Callable, rows: list, shared: list, kept: list = ()) -> tuple[list, list]:
+def at_once(function: Callable, rows: list, shared: list, kept: Sequence = ()) -> tuple[list, list]:
     """Calls a function, which `tf.vectorized_map` calls once more with the rows of all examples.
 
     TensorFlow vectorizes a loop operation by operation, which takes seconds to trace, and every step of
@@ -112,7 +112,7 @@ def at_once(function: Callable, rows: list, shared: list, kept: list = ()) -> tu
     return found[:results], found[results:]
 
 
-class Loop(_LOOP):
+class Loop(WhileV2):
     """The conversion of a loop, without lists where rows take different numbers of steps.
 
     TensorFlow forgets elements of a list there, and its gradient fails for a row that takes none.

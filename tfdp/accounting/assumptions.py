@@ -57,7 +57,8 @@ def _family(run: Run) -> str:
 
 def _freedom(run: Run) -> float | None:
     """Degrees of freedom of the noise; None for the families that have none."""
-    return None if _family(run) == GAUSSIAN else run.mechanism.encoding.degrees_of_freedom
+    encoding = getattr(run.mechanism, "encoding", None)
+    return None if encoding is None else encoding.degrees_of_freedom
 
 
 # What only the user can confirm. Conditions get the run and its `Analysis`.

@@ -118,6 +118,7 @@ def _candidates(run: Run, objective: str, most: int) -> Iterator[Run]:
 
 
 def _error(run: Run, objective: str) -> float:
+    assert isinstance(run.mechanism, Matrix)
     mean, largest = losses(run.mechanism.strategy.first(run.steps), run.steps)
     error = mean if objective == "mean" else largest
     return error if math.isfinite(error) else math.inf

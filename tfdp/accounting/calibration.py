@@ -92,6 +92,7 @@ def noise_for(
         one_of("kind", kind, ("proven",))
         epsilon, delta = fraction("advantage", advantage), _DELTA_OF_ADVANTAGE * advantage
     else:
+        assert epsilon is not None and delta is not None
         epsilon = check_epsilon(epsilon)
         check_delta(delta)
 

@@ -76,7 +76,8 @@ class CorrelatedNoise:
                 "--sampling=cyclic_poisson, for which they are chosen."
             )
 
-    def _best(self, epsilon: float) -> int:
+    def _best(self, epsilon: float | None) -> int:
+        assert epsilon is not None  # see `_check_open`
         lots = Poisson(
             num_examples=self.num_examples, lot_size=min(self.lot_size, self.num_examples)
         )

@@ -27,6 +27,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tfdp.accounting import encoded_steps, noise_tables
 from tfdp.accounting.mechanisms import (
@@ -36,6 +37,7 @@ from tfdp.accounting.mechanisms import (
     DPDropout,
     Matrix,
     Mechanism,
+    NoisyMechanism,
     NoMechanism,
 )
 from tfdp.accounting.numerics import privacy_loss
@@ -84,19 +86,19 @@ def _poisson(run: Run) -> np.ndarray:
 
 def _encoded(run: Run) -> np.ndarray:
     """Divergences by the discrete paper's Theorem 1, with the sign corrected."""
-    if run.steps and noise_tables.least(run.mechanism.noise_multiplier, run.steps) == 0:
+    assert isinstance(run.mechanism, DiscreteSGD)
+    encoding, noise = run.mechanism.encoding, run.mechanism.noise_multiplier
+    if run.steps and noise_tables.least(noise, run.steps) == 0:
         return np.full(len(ORDERS_2020), math.inf)
-    encoding = run.mechanism.encoding
     return _over_steps(
         run, lambda scale, q: encoded_steps.step_divergences(encoding, scale, q, ORDERS_2020)
     )
 
 
 def _over_steps(run: Run, of_one: Callable[[float, float], np.ndarray]) -> np.ndarray:
-    total, probability = (
-        np.zeros(len(ORDERS_2020)),
-        run.sampling.lot_size / run.sampling.num_examples,
-    )
+    assert isinstance(run.mechanism, NoisyMechanism)
+    probability = run.sampling.lot_size / run.sampling.num_examples
+    total = np.zeros(len(ORDERS_2020))
     for noise, count in noise_tables.levels(run.mechanism.noise_multiplier, run.steps):
         total = total + count * of_one(noise, probability)
     return total
@@ -113,14 +115,17 @@ def _one_lot(probability: float, multiplier: float) -> np.ndarray:
         event = dp_accounting.PoissonSampledDpEvent(probability, event)
     # Orders whose series does not converge have an infinite or undefined divergence and are dropped
     # when orders are compared, so dp_accounting's warning is suppressed.
-    logger, quiet = logging.getLogger("absl"), logging.Filter()
-    quiet.filter = lambda record: "failed to converge" not in record.getMessage()
-    logger.addFilter(quiet)
+    logger = logging.getLogger("absl")
+    logger.addFilter(_quiet)
     try:
         accountant.compose(event)
     finally:
-        logger.removeFilter(quiet)
+        logger.removeFilter(_quiet)
     return accountant.rdp
+
+
+def _quiet(record: logging.LogRecord) -> bool:
+    return "failed to converge" not in record.getMessage()
 
 
 def _nothing(run: Run) -> np.ndarray:
@@ -208,8 +213,10 @@ def claimed_sigma_epsilon(
 
 def _dropout(run: Run, delta: float) -> Claim:
     """Epsilon of the dropout paper's recipe. It has one sigma; of a table, the least is used."""
-    reading = run.mechanism.composition or run.mechanism.default_reading
-    sigma = noise_tables.least(run.mechanism.noise_multiplier, run.steps) / 2
+    mechanism = run.mechanism
+    assert isinstance(mechanism, DPDropout)
+    reading = mechanism.composition or mechanism.default_reading
+    sigma = noise_tables.least(mechanism.noise_multiplier, run.steps) / 2
     probability = run.sampling.lot_size / run.sampling.num_examples
     epsilon = claimed_sigma_epsilon(sigma, delta, run.steps, probability, reading)
     details = {"composition": reading, "reading": READINGS[reading].words, "sigma": sigma}
@@ -272,7 +279,7 @@ def differences(runs: Sequence[Run], adjacency: str) -> tuple[str, ...]:
     return all_of(_DIFFERENCES, runs, adjacency, rows=" or ".join(map(str, sorted(rows))))
 
 
-def classic_epsilon(rdp: Sequence[float], delta: float) -> tuple[float, float]:
+def classic_epsilon(rdp: ArrayLike, delta: float) -> tuple[float, float]:
     """(epsilon, best order) of divergences at `ORDERS_2020`; (0, NaN) if all are 0 (no step)."""
     orders, rdp = np.asarray(ORDERS_2020), np.asarray(rdp, dtype=float)
     if not np.any(rdp):

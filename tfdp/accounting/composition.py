@@ -199,7 +199,7 @@ def claimed_composition(
     renyi = [(run, formula.divergences(run)) for run, formula in formulas if formula.divergences]
     others = _merged(run for run, formula in formulas if not formula.divergences)
     share = delta / (len(others) + bool(renyi) or 1)
-    parts = [entry_of(claims.CLAIMS, run.mechanism).epsilon(run, share) for run in others]
+    parts = [_claim_of_formula(run, share) for run in others]
     if renyi or not others:
         parts.append(_claim_of_divergences(renyi, share))
     epsilon = sum(part.epsilon for part in parts)
@@ -218,6 +218,13 @@ def claimed_composition(
         reason=" ".join(reasons) if math.isinf(epsilon) else None,
         **facts,
     )
+
+
+def _claim_of_formula(run: Run, delta: float) -> claims.Claim:
+    """The claim of a run whose formula has no divergences."""
+    epsilon = entry_of(claims.CLAIMS, run.mechanism).epsilon
+    assert epsilon is not None  # a formula has one of the two
+    return epsilon(run, delta)
 
 
 def _claim_of_divergences(renyi: Sequence[tuple[Run, np.ndarray]], delta: float) -> claims.Claim:

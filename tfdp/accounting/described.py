@@ -42,28 +42,27 @@ def describe(
       >>> run.steps
       3515
     """
-    if not isinstance(mechanism, Mechanism):
-        mechanism = mechanism_class(mechanism)
+    kind = mechanism if isinstance(mechanism, Mechanism) else mechanism_class(mechanism)
     if sampling is None:
-        sampling = mechanism.usual_sampling
-    if not isinstance(sampling, Sampling):
-        sampling = sampling_class(sampling)
-    parts = (mechanism, sampling, Contribution)
+        sampling = kind.usual_sampling
+    scheme = sampling if isinstance(sampling, Sampling) else sampling_class(sampling)
+    parts = (kind, scheme, Contribution)
     _check_fields(fields, parts)
-    mechanism, sampling, contribution = (_made(part, fields) for part in parts)
+    noise, lots, contribution = (_made(part, fields) for part in parts)
     if (steps is None) == (epochs is None):
         found = "neither" if steps is None else "both"
         raise ValueError(f"Expected steps or epochs. Received {found}. Pass one of the two.")
     if steps is None:
-        steps = sampling.steps_in(epochs)
+        assert epochs is not None
+        steps = lots.steps_in(epochs)
         if steps < 1:
             raise ValueError(
                 f"Expected epochs to hold at least one step. Received {epochs!r}, which is none with "
-                f"lots of {sampling.lot_size} out of {sampling.num_examples} examples. Train longer."
+                f"lots of {lots.lot_size} out of {lots.num_examples} examples. Train longer."
             )
     return Run(
-        mechanism=mechanism,
-        sampling=sampling,
+        mechanism=noise,
+        sampling=lots,
         contribution=contribution,
         steps=steps,
         **{name: fields[name] for name in _OWN if name in fields},

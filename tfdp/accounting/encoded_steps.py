@@ -37,6 +37,7 @@ import numpy as np
 from tfdp.accounting import gaussian_steps, noise_tables
 from tfdp.accounting.analysis import Analysis
 from tfdp.accounting.encoding import Encoding, normal_quantiles
+from tfdp.accounting.mechanisms import DiscreteSGD
 from tfdp.accounting.numerics import renyi_of_noise
 from tfdp.accounting.numerics.noise_families import GAUSSIAN
 from tfdp.accounting.numerics.privacy_loss import ORDERS, RenyiLoss
@@ -45,9 +46,10 @@ from tfdp.accounting.run import Run
 
 def prove(run: Run, delta: float, adjacency: str) -> Analysis:
     """The theorem of encoded gradients: that of DP-SGD for Gaussian noise, else Theorem C."""
-    if run.mechanism.encoding.noise == GAUSSIAN:
-        return gaussian_steps.prove(run, delta, adjacency)
+    assert isinstance(run.mechanism, DiscreteSGD)
     encoding, noise = run.mechanism.encoding, run.mechanism.noise_multiplier
+    if encoding.noise == GAUSSIAN:
+        return gaussian_steps.prove(run, delta, adjacency)
     q, scales = run.sampling.probability, noise_tables.levels(noise, run.steps)
     losses = tuple(
         RenyiLoss(tuple(step_divergences(encoding, scale, q, ORDERS)), count)
@@ -66,6 +68,7 @@ def _moments(encoding: Encoding, scale: float) -> np.ndarray:
     """K_k at `renyi_of_noise.ORDERS`."""
     family, nu, largest = encoding.noise, encoding.degrees_of_freedom, encoding.largest_entry
     if largest is None:
+        assert encoding.num_weights is not None  # it may be open with a largest entry only
         shifts = normal_quantiles(encoding.num_weights) / scale
         return renyi_of_noise.corner(family, shifts, degrees_of_freedom=nu)
     return renyi_of_noise.unit_norm(family, 1 / scale, largest / scale, degrees_of_freedom=nu)

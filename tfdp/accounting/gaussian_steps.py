@@ -31,6 +31,7 @@ import numpy as np
 
 from tfdp.accounting import noise_tables
 from tfdp.accounting.analysis import Analysis
+from tfdp.accounting.mechanisms import NoisyMechanism
 from tfdp.accounting.noise_tables import Noise, levels
 from tfdp.accounting.numerics import allocation, fixed_size
 from tfdp.accounting.numerics.linear_response import largest_square
@@ -63,6 +64,7 @@ class Diagonal:
 
 def prove(run: Run, delta: float, adjacency: str) -> Analysis:
     """The theorem of DP-SGD."""
+    assert isinstance(run.mechanism, NoisyMechanism)
     return analyse_sums(run, run.mechanism.noise_multiplier, delta, adjacency)
 
 
@@ -178,7 +180,9 @@ def _fixed_size_lots(run: Run, noise: Noise, delta: float, adjacency: str) -> An
     """
     contribution, losses = run.contribution, []
     lots = run.sampling.of_groups(contribution.microbatch_size)
-    chances, overflow = lots.draws(1, 1e-3 * delta / run.steps)
+    drawn = lots.draws(1, 1e-3 * delta / run.steps)
+    assert drawn is not None  # these schemes draw every lot by itself
+    chances, overflow = drawn
     probability = float(chances[1:].sum()) + overflow
     for z, count in levels(noise, run.steps):
         z /= contribution.noise_divisor

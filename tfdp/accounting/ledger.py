@@ -102,16 +102,16 @@ class Ledger:
         """The first budget, or None; assigning one replaces all `budgets`, even by a larger one."""
         return self._budgets[0] if self._budgets else None
 
-    @property
-    def budgets(self) -> tuple[PrivacyBudget, ...]:
-        """All budgets; training has to stay within every one of them."""
-        return self._budgets
-
     @budget.setter
     def budget(self, budget: PrivacyBudget | None) -> None:
         instance("budget", budget, PrivacyBudget, optional=True, remedy=_BUDGET)
         self._budgets = () if budget is None else (budget,)
         self.changes += 1
+
+    @property
+    def budgets(self) -> tuple[PrivacyBudget, ...]:
+        """All budgets; training has to stay within every one of them."""
+        return self._budgets
 
     def add_budget(self, budget: PrivacyBudget) -> None:
         """Adds a budget; of two budgets that differ in epsilon only, the smaller one is kept."""
@@ -252,8 +252,6 @@ class Ledger:
             other._entries,
             set(other._budgets),
         )
-
-    __hash__ = None
 
     def __repr__(self) -> str:
         return f"Ledger(runs={len(self._entries)}, steps={sum(r.steps for r in self.runs)})"

@@ -31,15 +31,20 @@ of C: ceil(steps / groups) rounds with probability groups * L/N and multiplier z
 
 import functools
 import math
+from collections.abc import Callable
 
 import numpy as np
 
 from tfdp.accounting import gaussian_steps
 from tfdp.accounting.analysis import Analysis
+from tfdp.accounting.mechanisms import Matrix, NoisyMechanism
 from tfdp.accounting.numerics.linear_response import Dynamics, Toeplitz, largest_square
 from tfdp.accounting.numerics.participation import Law, draws, prefix_sum_law, triangle_law
 from tfdp.accounting.numerics.privacy_loss import GaussianLoss, RandomGaussianLoss
 from tfdp.accounting.run import Run
+
+# Makes the response W of a run.
+ResponseOf = Callable[[Run], Dynamics | Toeplitz]
 
 
 def prove_means(run: Run, delta: float, adjacency: str) -> Analysis:
@@ -50,18 +55,19 @@ def prove_means(run: Run, delta: float, adjacency: str) -> Analysis:
             reason=f"The weights of step {bare} were released without noise: the learning rate "
             "that scales it is 0 there."
         )
-    return _linear(run, Dynamics, delta, adjacency)
+    return _linear(run, Dynamics.of, delta, adjacency)
 
 
 def prove_matrix(run: Run, delta: float, adjacency: str) -> Analysis:
     """The theorem of matrix mechanisms."""
-    column = run.mechanism.strategy.first(run.steps)
-    noise = run.mechanism.noise_multiplier
-    if run.mechanism.strategy.bands == 1:  # DP-SGD with noise z / c_0 on every sum
+    mechanism = run.mechanism
+    assert isinstance(mechanism, Matrix)
+    column, noise = mechanism.strategy.first(run.steps), mechanism.noise_multiplier
+    if mechanism.strategy.bands == 1:  # DP-SGD with noise z / c_0 on every sum
         return gaussian_steps.analyse_sums(run, noise / float(column[0]), delta, adjacency)
     if _amplifies(run, len(column)):
         return gaussian_steps.amplified(run, noise / float(np.linalg.norm(column)), adjacency)
-    return _linear(run, Toeplitz, delta, adjacency)
+    return _linear(run, Toeplitz.of, delta, adjacency)
 
 
 def _amplifies(run: Run, bands: int) -> bool:
@@ -76,19 +82,19 @@ def _amplifies(run: Run, bands: int) -> bool:
     )
 
 
-def _linear(
-    run: Run, response: type[Dynamics | Toeplitz], delta: float, adjacency: str
-) -> Analysis:
+def _linear(run: Run, response: ResponseOf, delta: float, adjacency: str) -> Analysis:
     """The loss by Theorem A, or by Theorem B for independent draws."""
+    assert isinstance(run.mechanism, NoisyMechanism)
     contribution, sampling = run.contribution, run.sampling
     divisor, examples = contribution.noise_divisor, contribution.max_examples_per_user
     noise = float(run.schedule("noise_multiplier")[0])
     constant = not isinstance(run.mechanism.noise_multiplier, tuple)
     at_1 = run.with_noise(1.0 if constant else 1 / noise)
-    details = {"sensitivity": divisor * contribution.sensitivity(sampling, adjacency, examples)}
+    sensitivity = divisor * contribution.sensitivity(sampling, adjacency, examples)
+    details: dict[str, float | str] = {"sensitivity": sensitivity}
     if draws(run, 0.0) is None:
         square, details["bound"] = _largest_square(at_1, response)
-        mu = details["sensitivity"] * math.sqrt(square) / noise
+        mu = sensitivity * math.sqrt(square) / noise
         return Analysis((GaussianLoss(mu),), details=details)
     # The law of the draws counts all examples of a user, so one occurrence is meant here.
     scale = divisor * contribution.sensitivity(sampling, adjacency)
@@ -98,14 +104,14 @@ def _linear(
 
 
 @functools.lru_cache(maxsize=8)  # calibration tries one run with many noises
-def _largest_square(run: Run, response: type[Dynamics | Toeplitz]) -> tuple[float, str]:
-    return largest_square(run.sampling, response.of(run))
+def _largest_square(run: Run, response: ResponseOf) -> tuple[float, str]:
+    return largest_square(run.sampling, response(run))
 
 
 @functools.lru_cache(maxsize=8)
-def _law(run: Run, response: type[Dynamics | Toeplitz], delta: float) -> tuple[Law, str]:
+def _law(run: Run, response: ResponseOf, delta: float) -> tuple[Law, str]:
     """The law of ||W m||^2, or of an upper bound, and the method in words."""
-    matrix = response.of(run)
+    matrix = response(run)
     prefix_sum = matrix.prefix_sum_scale()
     if prefix_sum is None:
         law = triangle_law(run, matrix.column_norms(), delta)

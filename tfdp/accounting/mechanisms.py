@@ -42,7 +42,6 @@ class Mechanism:
         "linear", for a proven guarantee SGD with or without momentum; or "own", the paper's step.
       adaptive_clipping: Whether the clip norm may depend on earlier releases.
       usual_sampling: Name of the sampling scheme where none is chosen.
-      declarable: Whether the user may declare that a run of it was on public data.
 
     Example:
       >>> from tfdp.accounting import describe
@@ -59,7 +58,11 @@ class Mechanism:
     update_rules: ClassVar[str] = "any"
     adaptive_clipping: ClassVar[bool] = False
     usual_sampling: ClassVar[str] = "poisson"
-    declarable: ClassVar[bool] = False
+
+    @property
+    def declarable(self) -> bool:
+        """Whether the user may declare that a run of it was on public data."""
+        return False
 
     def check(self, steps: int, contribution: Contribution) -> None:
         """Raises ValueError if this mechanism does not fit the other parts of its run."""
@@ -282,6 +285,7 @@ class Matrix(NoisyMechanism):
       strategy: Strategy C by whose inverse the noise is correlated.
     """
 
+    noise_multiplier: float
     strategy: Strategy
 
     name: ClassVar[str] = "matrix"

@@ -20,6 +20,7 @@ from tfdp.accounting.mechanisms import (
     DPDropout,
     Matrix,
     Mechanism,
+    NoisyMechanism,
     entry_of,
 )
 from tfdp.accounting.run import Run
@@ -29,6 +30,7 @@ Theorem = Callable[[Run, float, str], Analysis]
 
 def _dropout(run: Run, delta: float, adjacency: str) -> Analysis:
     """DP-SGD, with the paper's sigma among the details."""
+    assert isinstance(run.mechanism, NoisyMechanism)
     found = gaussian_steps.prove(run, delta, adjacency)
     sigma = noise_tables.least(run.mechanism.noise_multiplier, run.steps) / 2
     return dataclasses.replace(found, details=found.details | {"sigma": sigma})

@@ -6,9 +6,14 @@ its fields under their own names, and the part's `name` if that is not a field i
 
 import dataclasses
 import itertools
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
-Part = TypeVar("Part")
+
+class _Dataclass(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+
+Part = TypeVar("Part", bound=_Dataclass)
 
 
 def settle(part: Any, **values: Any) -> None:
@@ -49,8 +54,9 @@ def from_record(kind: type[Part], record: dict[str, Any]) -> Part:
             f"Expected the fields of a {kind.__name__}, {sorted(types)}. Received {sorted(fields)}."
         )
     for name, value in fields.items():
-        if isinstance(value, dict) and dataclasses.is_dataclass(types[name]):
-            fields[name] = from_record(types[name], value)
+        inner = types[name]
+        if isinstance(value, dict) and isinstance(inner, type) and dataclasses.is_dataclass(inner):
+            fields[name] = from_record(inner, value)
         elif isinstance(value, dict):
             fields[name] = _table(value)
     return kind(**fields)

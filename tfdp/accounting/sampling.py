@@ -50,9 +50,6 @@ class Sampling:
     fixed_order: ClassVar[bool] = False
     random_lots: ClassVar[bool] = True
     random_sizes: ClassVar[bool] = False
-    # Some schemes have these two as fields; these constants hold for all other schemes.
-    groups: ClassVar[int] = 1
-    nominal: ClassVar[bool] = False
 
     def __post_init__(self):
         settle(
@@ -65,6 +62,16 @@ class Sampling:
                 f"Expected lot_size to be at most num_examples ({self.num_examples}). Received "
                 f"{self.lot_size}. Use a smaller lot."
             )
+
+    @property
+    def groups(self) -> int:
+        """Number of groups of examples that take turns; a field of the schemes that have groups."""
+        return 1
+
+    @property
+    def nominal(self) -> bool:
+        """Whether `num_examples` was fixed without looking at the data; a field of Poisson sampling."""
+        return False
 
     @property
     def steps_per_epoch(self) -> int:
@@ -103,6 +110,7 @@ class Sampling:
         None for a scheme whose steps do not draw lots by themselves, at random.
         """
         del examples, tail
+        return None
 
     def of_groups(self, size: int) -> "Sampling":
         """The scheme that draws whole groups of `size` examples, each as likely as an example."""

@@ -132,7 +132,7 @@ def losses(coefficients: np.ndarray, steps: int) -> tuple[float, float]:
     return float(np.sqrt(np.mean(deviations**2))), float(deviations[-1])
 
 
-def optimized(steps: int, bands: int, objective: str = "mean") -> np.ndarray:
+def optimized(steps: int, bands: int | None, objective: str = "mean") -> np.ndarray:
     """Coefficients (c_0 = 1) that minimize ||c|| times the mean or the largest prefix noise.
 
     With no more bands than steps between two participations, the sensitivity for k of them is

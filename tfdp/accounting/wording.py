@@ -43,7 +43,8 @@ def _encoded(run: Run) -> bool:
 
 
 def _freedom(run: Run) -> bool:
-    return _encoded(run) and run.mechanism.encoding.degrees_of_freedom is not None
+    mechanism = run.mechanism
+    return isinstance(mechanism, DiscreteSGD) and mechanism.encoding.degrees_of_freedom is not None
 
 
 def _momentum(run: Run) -> bool:
@@ -124,7 +125,9 @@ EXECUTED: Table = {
 
 def released(run: Run) -> str:
     """The released values that a guarantee about the run is about."""
-    return first_of(RELEASED, run)
+    found = first_of(RELEASED, run)
+    assert found is not None  # the last row is said about every run
+    return found
 
 
 def advice(run: Run) -> str | None:

@@ -24,7 +24,8 @@ def vectorized_map(model, function: Callable, rows):
         NotImplementedError: TensorFlow cannot vectorize an operation. What `function` itself raises is
             passed on.
     """
-    raised, operations = [], []
+    raised: list[Exception] = []
+    operations: list[tf.Operation] = []
 
     def noticed(row):
         try:

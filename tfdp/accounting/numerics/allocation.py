@@ -114,7 +114,7 @@ def _sum_of(*terms: tuple[_Law, int]) -> tuple[_Law, float]:
 
     The second result is the share of its mass that truncation and rounding may have left out.
     """
-    terms = [(law, count) for law, count in terms if count]
+    terms = tuple((law, count) for law, count in terms if count)
     if not terms:
         return _Law(0.0, 1.0, np.ones(1)), 0.0
     # Laws of a mass below 1 are brought to 1 for the sum, and back.

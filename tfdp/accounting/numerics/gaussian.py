@@ -11,12 +11,13 @@ distinguishes N(0, 1) from N(mu, 1) (Dong, Roth, Su 2022). Its privacy profile h
 import math
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import optimize, special
 
 _SQRT2 = math.sqrt(2.0)
 
 
-def log_delta(epsilon: float, mu: np.ndarray) -> np.ndarray:
+def log_delta(epsilon: float, mu: ArrayLike) -> np.ndarray:
     """Log of the privacy profile of N(0, 1) against N(mu, 1), mu > 0; -inf where it underflows."""
     mu = np.asarray(mu, dtype=float)
     a, b = mu / 2 - epsilon / mu, mu / 2 + epsilon / mu

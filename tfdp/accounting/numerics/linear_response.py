@@ -21,6 +21,7 @@ from typing import Protocol
 
 import numpy as np
 
+from tfdp.accounting.mechanisms import SIDPSGD, Matrix
 from tfdp.accounting.run import Run
 from tfdp.accounting.sampling import Sampling
 
@@ -64,6 +65,7 @@ class Dynamics:
     @classmethod
     def of(cls, run: Run) -> "Dynamics":
         """Makes the coefficients of a run of SI-DPSGD whose noise multipliers are all above 0."""
+        assert isinstance(run.mechanism, SIDPSGD)
         lr, noise = run.schedule("learning_rates"), run.schedule("noise_multiplier")
         noisy = lr > 0
         # A row without noise reveals nothing as long as the mean has not moved.
@@ -92,7 +94,7 @@ class Dynamics:
 
     def squared_response(self, multiplicities: Iterable[np.ndarray]) -> np.ndarray:
         """||W m||^2, for several patterns m at once: for each step, a number or one per pattern."""
-        momentum = mean = total = 0.0
+        momentum = mean = total = np.zeros(())
         for t, present in enumerate(multiplicities):
             momentum = self.beta[t] * momentum + present
             moved = present + self.beta[t] * momentum if self.nesterov else momentum
@@ -177,6 +179,7 @@ class Toeplitz:
     @classmethod
     def of(cls, run: Run) -> "Toeplitz":
         """Makes the response of a run whose mechanism has a strategy."""
+        assert isinstance(run.mechanism, Matrix)
         return cls(np.abs(run.mechanism.strategy.first(run.steps)), run.steps)
 
     def cyclic(self, period: int) -> tuple[float, str]:

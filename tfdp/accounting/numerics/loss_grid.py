@@ -87,9 +87,9 @@ class Grid:
             return self
         first, before = divmod(self.lowest, block)
         rows = -(-(before + len(self.chances)) // block)
-        cells = np.zeros(rows * block)
-        cells[before : before + len(self.chances)] = self.chances
-        cells = cells.reshape(rows, block)
+        padded = np.zeros(rows * block)
+        padded[before : before + len(self.chances)] = self.chances
+        cells = padded.reshape(rows, block)
         upper = np.einsum("ij,j", cells, np.arange(block) / block)
         chances = np.append(cells.sum(axis=1) - upper, 0.0)
         chances[1:] += upper
@@ -293,7 +293,9 @@ def _sum_on_circle(rounds: Sequence[tuple[Grid, int]], length: int) -> tuple[np.
     """
     unit = np.finfo(float).eps / 2
     error = 8 * unit * math.log2(max(length, 2))
-    log_sum, log_size, slope, relative = 0.0, 0.0, 0.0, 8 * unit
+    entries = length // 2 + 1
+    log_sum, log_size = np.zeros(entries, complex), np.zeros(entries)
+    slope, relative = np.zeros(entries), np.full(entries, 8 * unit)
     for grid, count in rounds:
         transform = fft.rfft(grid.chances, length)
         size = np.abs(transform)

@@ -41,6 +41,7 @@ def log_density(family: str, x: np.ndarray, degrees_of_freedom: float | None = N
     if family == "variance_gamma":
         return np.log1p(size) - size - math.log(4)
     nu = degrees(family, degrees_of_freedom)
+    assert nu is not None
     constant = special.gammaln((nu + 1) / 2) - special.gammaln(nu / 2) - math.log(nu * math.pi) / 2
     return constant - (nu + 1) / 2 * np.log1p(x * x / nu)
 
@@ -65,6 +66,7 @@ def log_ratio(
             return -farther
         return np.log1p(farther / (1 + np.abs(x))) - farther
     nu = degrees(family, degrees_of_freedom)
+    assert nu is not None
     return -(nu + 1) / 2 * np.log1p((shift * shift - 2 * shift * x) / (nu + x * x))
 
 
@@ -76,4 +78,5 @@ def fisher_information(family: str, degrees_of_freedom: float | None = None) -> 
         # E[(x / (1 + |x|))^2] under (1 + |x|) exp(-|x|) / 4 = int x^2 exp(-x) / (1 + x) dx / 2.
         return float(special.exp1(1.0) * math.e) / 2
     nu = degrees(family, degrees_of_freedom)
+    assert nu is not None
     return (nu + 1) / (nu + 3)

@@ -33,6 +33,13 @@ def draws(run: Run, tail: float) -> tuple[np.ndarray, float] | None:
     return lots.draws(run.contribution.max_examples_per_user, tail)
 
 
+def _drawn(run: Run, tail: float) -> tuple[np.ndarray, float]:
+    """As `draws`, for lots that every step draws by itself."""
+    law = draws(run, tail)
+    assert law is not None
+    return law
+
+
 def _whole(law: Law) -> Law:
     """Returns the law with an overflow that includes all missing probability, whatever its cause."""
     values, probabilities, overflow = law
@@ -51,7 +58,7 @@ def occurrence_law(run: Run, steps: int, delta: float, scale: float) -> Law:
     the tail.
     """
     tail = _TAIL_SHARE * delta
-    one, over = draws(run, tail / max(steps, 1))
+    one, over = _drawn(run, tail / max(steps, 1))
     step = np.zeros((len(one) - 1) ** 2 + 1)
     step[np.arange(len(one)) ** 2] = one
     probabilities, overflow = _power(step, steps, tail)
@@ -94,7 +101,7 @@ def prefix_sum_law(run: Run, delta: float, bins: int = 50) -> Law:
     tail = _TAIL_SHARE * delta
     length = max(1, run.steps // bins)
     count = -(-run.steps // length)  # the last bin is filled up, which only adds rows to A
-    step, over = draws(run, tail / (count * length))
+    step, over = _drawn(run, tail / (count * length))
     whole, overflow = _power(step, count * length, tail)
     k_max = len(whole) - 1
     one, cut = _power(step, length, tail / count)
@@ -138,13 +145,13 @@ def triangle_law(run: Run, norms: np.ndarray, delta: float, levels: int = 400) -
     # (1 + 1e-12) in the result makes up for the factor (1 - 1e-14).
     level = np.minimum(np.ceil(norms / width * (1 - 1e-14) + 1e-12).astype(int), levels)
     steps_at = np.bincount(level, minlength=levels + 1)
-    step, missing = draws(run, tail / run.steps)
+    step, missing = _drawn(run, tail / run.steps)
     whole, overflow = _power(step, run.steps, tail)
     overflow += 2 * run.steps * missing
     k_max = len(whole) - 1
     pmf = np.zeros(k_max * levels + 1)
     pmf[0], used = 1.0, 1
-    occupied = np.flatnonzero(steps_at[1:]) + 1
+    occupied = (np.flatnonzero(steps_at[1:]) + 1).tolist()
     for j in occupied:
         one, over = _power(step, int(steps_at[j]), tail / len(occupied))
         overflow += over
@@ -153,7 +160,7 @@ def triangle_law(run: Run, norms: np.ndarray, delta: float, levels: int = 400) -
             end = min(len(pmf), used + n * j)
             if end > n * j:
                 new[n * j : end] += one[n] * pmf[: end - n * j]
-        used = min(len(pmf), used + (len(one) - 1) * int(j))
+        used = min(len(pmf), used + (len(one) - 1) * j)
         pmf = new
     # The tail of `whole` covers more than k_max participations; fewer never leave the table.
     return _whole(((np.arange(len(pmf)) * width * (1 + 1e-12)) ** 2, pmf, overflow))

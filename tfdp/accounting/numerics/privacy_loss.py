@@ -20,6 +20,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import optimize
 
 from tfdp.accounting.numerics import attacks, gaussian
@@ -148,9 +149,7 @@ def _variance(loss: Loss, noise: float) -> float:
     return loss.steps * sum(part.weight * variance(part, noise) for part in loss.components)
 
 
-def rdp_to_epsilon(
-    rdp: Sequence[float], delta: float, orders: Sequence[float] = ORDERS
-) -> tuple[float, float]:
+def rdp_to_epsilon(rdp: ArrayLike, delta: float, orders: ArrayLike = ORDERS) -> tuple[float, float]:
     """(epsilon, best order) by Canonne, Kamath, Steinke 2020, Proposition 12; (inf, nan) if none.
 
     Orders whose divergence is not a positive finite number are dropped: such a divergence is a

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.polynomial import chebyshev
+from numpy.typing import ArrayLike
 from scipy import special
 
 from tfdp.accounting.numerics.noise_families import fisher_information, log_density, log_ratio
@@ -52,8 +53,8 @@ _HAIR = 1e-9
 
 def log_moments(
     family: str,
-    shifts: Sequence[float],
-    orders: Sequence[int] = ORDERS,
+    shifts: ArrayLike,
+    orders: ArrayLike = ORDERS,
     degrees_of_freedom: float | None = None,
 ) -> np.ndarray:
     """log I_k(t) at scale 1, shape (shifts, orders), for shifts t >= 0 and whole orders k >= 2.
@@ -137,15 +138,16 @@ def corner(
     values, counts = np.unique(magnitudes[magnitudes > 0], return_counts=True)
     if not len(values):
         return np.zeros(len(orders))
-    if len(values) <= 2 * _FEW_NODES or family == "gaussian":
-        if family == "gaussian":  # K_k depends on the norm of the shifts only
-            values, counts = np.array([np.linalg.norm(magnitudes)]), np.ones(1)
+    if family == "gaussian":  # K_k depends on the norm of the shifts only
+        return log_moments(family, [np.linalg.norm(magnitudes)], orders)[0] * (1 + _HAIR)
+    if len(values) <= 2 * _FEW_NODES:
         return counts @ log_moments(family, values, orders, degrees_of_freedom) * (1 + _HAIR)
     # The closed form of Laplace is summed directly: it contains odd powers of the shift, which a
     # polynomial in t^2 approximates badly.
     if family == "laplace":
         parts = np.array_split(np.arange(len(values)), -(-len(values) // 10_000))
-        return (1 + _HAIR) * sum(counts[i] @ log_moments(family, values[i], orders) for i in parts)
+        sums = (counts[i] @ log_moments(family, values[i], orders) for i in parts)
+        return (1 + _HAIR) * sum(sums, np.zeros(len(orders)))
     reach = _reach(float(values[-1]))
     coefficients = _interpolant(family, reach, tuple(orders), degrees_of_freedom)
     squares = magnitudes**2
