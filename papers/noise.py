@@ -23,7 +23,7 @@ def by_epsilon(*, epsilon: float, delta: float, **run) -> dict:
     Args:
         epsilon, delta: the claimed guarantee.
         run: arguments of `accounting.describe` for Poisson lots. "composition" chooses the recipe, one
-            of `accounting.mechanisms.dp_dropout.READINGS`.
+            of `accounting.mechanisms.READINGS`.
 
     Returns:
         "sigma" (half of tfdp's noise multiplier), and the "claimed" and "proven" epsilons.

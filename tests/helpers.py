@@ -58,10 +58,12 @@ def si_dpsgd(noise=1.0, clip=1.0, rate=0.5, **kwargs):
 
 
 def private(optimizer=None, model=None, compiled=None, **kwargs):
-    """Returns a compiled private model; `compiled` goes to compile, `kwargs` to make_private."""
+    """Returns a private model, compiled without metrics, which take time to trace.
+
+    `compiled` goes to compile, `kwargs` to make_private.
+    """
     made = tfdp.make_private(plain() if model is None else model, **kwargs)
-    options = {"loss": LOSS, "metrics": ["accuracy"]} | (compiled or {})
-    made.compile(sgd() if optimizer is None else optimizer, **options)
+    made.compile(sgd() if optimizer is None else optimizer, **({"loss": LOSS} | (compiled or {})))
     return made
 
 

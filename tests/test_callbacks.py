@@ -97,6 +97,15 @@ def test_what_is_shown_at_an_early_end_counts_all_planned_steps(tmp_path):
     assert scalars(tmp_path)["privacy/epsilon_proven"][-1] == pytest.approx(spent, rel=rounding(1))
 
 
+def test_data_of_unknown_length_show_the_steps_so_far():
+    model = small()
+    batches = tf.data.Dataset.from_tensor_slices(data(8)).batch(4).filter(lambda *_: True)
+    shown = model.fit(batches, epochs=3, verbose=0, callbacks=[PrivacyProgress(DELTA)]).history
+    (run,) = model.privacy.ledger.runs
+    expected = [proven(vary(run, steps=steps), DELTA).epsilon for steps in (2, 4, 6)]
+    assert shown["epsilon"] == pytest.approx(expected)
+
+
 def test_plain_models_are_refused():
     model = linear()
     model.compile("sgd", loss=LOSS, run_eagerly=True)
@@ -160,6 +169,7 @@ RUNS = {
 def curve_of(run, kind="proven", earlier=(), **more):
     ledger = types.SimpleNamespace(changes=0)
     privacy = types.SimpleNamespace(current_run=run, earlier_runs=list(earlier), ledger=ledger)
+    privacy.steps_if_ended = run.steps
     privacy.delta_and_adjacency = lambda delta, adjacency: (delta, adjacency or "zero_out")
     return EpsilonCurve(types.SimpleNamespace(privacy=privacy), DELTA, kind, **more)
 

@@ -145,6 +145,34 @@ def test_further_trainings_carry_out_a_declared_plan():
     assert counted(entry) == (5, 2, False)
 
 
+def test_steps_that_do_not_fit_into_a_declared_plan_come_on_top():
+    entry = entry_with()
+    entry.plan(10, declared=10)
+    entry.authorize(4)
+    entry.end_plan()
+    assert [entry.surplus(6), entry.surplus(7), entry.surplus(np.inf)] == [0, 6, 6]
+
+
+def test_a_declared_plan_outlives_a_budget_that_cut_it():
+    entry = entry_with(allowed=2, planned=0)
+    entry.plan(4, declared=4)
+    entry.authorize(1)
+    entry.end_plan()
+    assert counted(entry) == (2, 1, False)
+    entry.ledger.budget = None
+    entry.plan(entry.taken + 1)
+    assert counted(entry) == (4, 1, False)
+
+
+def test_steps_that_were_left_out_count_in_a_closed_entry_too():
+    entry = entry_with(allowed=3, planned=1)
+    entry.authorize(1)
+    entry.close()
+    for more, all_steps in ((1, 2), (9, 3)):
+        entry.leave_out(more)
+        assert counted(entry) == (all_steps, 1, False)
+
+
 def test_an_entry_goes_on_in_another_process_with_its_plan():
     first = entry_with(planned=4)
     first.authorize(3)
@@ -215,6 +243,21 @@ def test_a_checkpoint_without_its_ledger_is_refused(tmp_path):
     second.privacy.ledger.merge(first.privacy.ledger)
     train(second)
     assert steps(second) == 4
+
+
+def test_steps_that_were_left_out_account_for_no_others(tmp_path):
+    """An old ledger with a plan of many steps, and newer numbers of a checkpoint."""
+    first, second = small(), small()
+    first.privacy.plan(steps=9)
+    train(first)
+    old = first.privacy.ledger.to_json()
+    train(first, 2)
+    saved = tf.train.Checkpoint(model=first, optimizer=first.optimizer).save(str(tmp_path / "a"))
+    second.optimizer.build(second.trainable_variables)
+    second.privacy.ledger.merge(Ledger.from_json(old))
+    tf.train.Checkpoint(model=second, optimizer=second.optimizer).restore(saved).expect_partial()
+    with pytest.raises(ValueError, match="ledger knows of 2"):
+        second.privacy.spent(DELTA)
 
 
 def taken(model, rows=8):

@@ -100,7 +100,7 @@ def test_examples_in_the_source_are_those_of_public_names():
 @pytest.fixture
 def registries(monkeypatch):
     """Forgets what the examples register."""
-    mechanisms = importlib.import_module("tfdp.accounting.mechanisms.registry")
+    mechanisms = importlib.import_module("tfdp.accounting.mechanisms")
     monkeypatch.setattr(mechanisms, "_CLASSES", dict(mechanisms._CLASSES))
 
 

@@ -13,6 +13,7 @@ import zipfile
 
 import pytest
 import tensorflow as tf
+from absl import flags
 from absl.testing import flagsaver
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -20,7 +21,7 @@ from tests.experiments.result_helpers import after_step, make, names, state
 from tests.rounding import rounding
 from tfdp.accounting import mechanism_names
 from tfdp.accounting.guarantee import format_epsilon
-from tfdp.experiments import Experiment, command, console, read_record
+from tfdp.experiments import Experiment, command, read_record
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ONE_STEP = ["--mechanism=none", "--model=linear", "--normalization=none", "--steps=1"]
@@ -42,7 +43,7 @@ def script():
     """The module of the command, whose flags are parsed."""
     from tfdp.experiments import main
 
-    main.FLAGS(["train.py"])
+    flags.FLAGS(["train.py"])
     return main
 
 
@@ -53,7 +54,7 @@ def call(script, *arguments):
         patch.setattr(sys, "argv", argv)
         patch.delenv("TFDS_DATA_DIR", raising=False)
         with pytest.raises(SystemExit) as end:
-            console.guarded(lambda: script.main(script.parse(argv)))
+            script.run()
         return end.value.code
 
 
@@ -196,7 +197,7 @@ def test_a_sweep_trains_what_can_be_trained_and_nothing_twice(tmp_path, script, 
         (["--delta=1.5"], "--delta"),
         (["--batch_size=5000"], "1437"),
         (["--mechanism=dpsdg"], "'dpsgd'"),
-        (["--epsilonn=2"], "Did you mean: epsilon"),
+        (["--epsilonn=2"], "Did you mean 'epsilon'"),
         (["epsilon=2"], "flags only"),
         (["--noise_multiplier=1", "--epsilon=2"], "both"),
         (["--sweep=epsilon=1,nan"], "--epsilon"),

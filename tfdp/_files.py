@@ -35,7 +35,7 @@ def sync_folder(path: str | os.PathLike) -> None:
         os.close(handle)
 
 
-def sync_tree(path: str | os.PathLike) -> None:
+def sync_tree(path: str | os.PathLike[str]) -> None:
     """Waits until a folder and everything in it are on the disk."""
     for folder, _, names in os.walk(path, topdown=False):
         for name in names:

@@ -2,6 +2,7 @@
 
 import signal
 import threading
+from typing import NoReturn
 
 from absl import logging
 
@@ -50,7 +51,7 @@ class Interruptions:
             signal.signal(each, signal.SIG_DFL if handler is None else handler)
         return number, before.get(number)
 
-    def end(self, *notes: str) -> None:
+    def end(self, *notes: str) -> NoReturn:
         """Ends as the noted signal would have without this context.
 
         Args:

@@ -17,7 +17,7 @@ import math
 import numbers
 import reprlib
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, overload
 
 import numpy as np
 
@@ -54,6 +54,30 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {spelled[close[0]]!r}?" if close else ""
 
 
+@overload
+def whole(
+    name: str,
+    value: Any,
+    minimum: int,
+    maximum: int | None = ...,
+    *,
+    optional: Literal[False] = ...,
+    remedy: str = ...,
+) -> int: ...
+
+
+@overload
+def whole(
+    name: str,
+    value: Any,
+    minimum: int,
+    maximum: int | None = ...,
+    *,
+    optional: bool,
+    remedy: str = ...,
+) -> int | None: ...
+
+
 def whole(
     name: str,
     value: Any,
@@ -65,11 +89,29 @@ def whole(
 ) -> int | None:
     """Returns an integer from `minimum` to `maximum` as an int. A float is refused, even 3.0."""
     number = _scalar(value)
-    good = isinstance(number, numbers.Integral) and number >= minimum
+    good = isinstance(number, numbers.Integral) and int(number) >= minimum
     if not good or not (maximum is None or number <= maximum):
         limits = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
-        return _absent(name, f"a whole number {limits}", value, remedy, optional)
+        _check_absent(name, f"a whole number {limits}", value, remedy, optional)
+        return None
     return int(number)
+
+
+@overload
+def finite(
+    name: str,
+    value: Any,
+    minimum: float | None = ...,
+    *,
+    optional: Literal[False] = ...,
+    remedy: str = ...,
+) -> float: ...
+
+
+@overload
+def finite(
+    name: str, value: Any, minimum: float | None = ..., *, optional: bool, remedy: str = ...
+) -> float | None: ...
 
 
 def finite(
@@ -84,8 +126,19 @@ def finite(
     number = _real(value)
     if not math.isfinite(number) or not (minimum is None or number >= minimum):
         limit = "" if minimum is None else f" of at least {minimum:g}"
-        return _absent(name, f"a finite number{limit}", value, remedy, optional)
+        _check_absent(name, f"a finite number{limit}", value, remedy, optional)
+        return None
     return number
+
+
+@overload
+def positive(
+    name: str, value: Any, *, optional: Literal[False] = ..., remedy: str = ...
+) -> float: ...
+
+
+@overload
+def positive(name: str, value: Any, *, optional: bool, remedy: str = ...) -> float | None: ...
 
 
 def positive(
@@ -94,8 +147,27 @@ def positive(
     """Returns a finite number above 0 as a float."""
     number = _real(value)
     if not 0 < number < math.inf:
-        return _absent(name, "a finite number above 0", value, remedy, optional)
+        _check_absent(name, "a finite number above 0", value, remedy, optional)
+        return None
     return number
+
+
+@overload
+def fraction(
+    name: str,
+    value: Any,
+    *,
+    optional: Literal[False] = ...,
+    zero: bool = ...,
+    one: bool = ...,
+    remedy: str = ...,
+) -> float: ...
+
+
+@overload
+def fraction(
+    name: str, value: Any, *, optional: bool, zero: bool = ..., one: bool = ..., remedy: str = ...
+) -> float | None: ...
 
 
 def fraction(
@@ -120,8 +192,26 @@ def fraction(
     number = _real(value)
     if not (0 < number < 1 or (zero and number == 0) or (one and number == 1)):
         interval = f"{'[' if zero else '('}0, 1{']' if one else ')'}"
-        return _absent(name, f"a number in {interval}", value, remedy, optional)
+        _check_absent(name, f"a number in {interval}", value, remedy, optional)
+        return None
     return number
+
+
+@overload
+def one_of(
+    name: str,
+    value: Any,
+    choices: Iterable[str],
+    *,
+    optional: Literal[False] = ...,
+    remedy: str = ...,
+) -> str: ...
+
+
+@overload
+def one_of(
+    name: str, value: Any, choices: Iterable[str], *, optional: bool, remedy: str = ...
+) -> str | None: ...
 
 
 def one_of(
@@ -136,7 +226,8 @@ def one_of(
     choices = tuple(choices)
     if not isinstance(value, str) or value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
-        return _absent(name, f"one of {listed}", value, remedy, optional)
+        _check_absent(name, f"one of {listed}", value, remedy, optional)
+        return None
     return value
 
 
@@ -157,7 +248,8 @@ def flag(name: str, value: Any) -> bool:
 def instance(name: str, value: Any, kind: type, *, remedy: str, optional: bool = False) -> Any:
     """Returns an object of class `kind`."""
     if not isinstance(value, kind):
-        return _absent(name, f"an instance of {kind.__name__}", value, remedy, optional)
+        _check_absent(name, f"an instance of {kind.__name__}", value, remedy, optional)
+        return None
     return value
 
 
@@ -174,6 +266,30 @@ def vector(name: str, value: Any, *, remedy: str = "Pass a flat sequence of them
     if array is None or array.ndim != 1 or not array.size or not np.all(np.isfinite(array)):
         refuse(name, "one or more finite numbers", value, remedy)
     return array
+
+
+@overload
+def schedule(
+    name: str,
+    value: Any,
+    *,
+    optional: Literal[False] = ...,
+    integer: bool = ...,
+    minimum: float = ...,
+    remedy: str = ...,
+) -> float | tuple[float, ...]: ...
+
+
+@overload
+def schedule(
+    name: str,
+    value: Any,
+    *,
+    optional: bool,
+    integer: bool = ...,
+    minimum: float = ...,
+    remedy: str = ...,
+) -> float | tuple[float, ...] | None: ...
 
 
 def schedule(
@@ -202,7 +318,8 @@ def schedule(
     one = f"a {'whole' if integer else 'finite'} number of at least {minimum:g}"
     array = _table(value)
     if array is None:
-        return _absent(name, f"{one}, or a flat sequence of them", value, remedy, optional)
+        _check_absent(name, f"{one}, or a flat sequence of them", value, remedy, optional)
+        return None
     good = np.isfinite(array) & (array >= minimum)
     if integer:
         good &= array == np.floor(array)
@@ -214,8 +331,8 @@ def schedule(
     return number(array) if array.ndim == 0 else tuple(number(v) for v in array)
 
 
-def _absent(name: str, expected: str, value: Any, remedy: str, optional: bool) -> None:
-    """Returns None where that is a valid value, and refuses every other one."""
+def _check_absent(name: str, expected: str, value: Any, remedy: str, optional: bool) -> None:
+    """Refuses every value but None, and None unless it is `optional`."""
     if value is not None or not optional:
         refuse(name, expected, value, remedy, optional=optional)
 

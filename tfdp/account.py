@@ -15,8 +15,7 @@ from absl import logging
 
 from tfdp._compat.keras import layers_of
 from tfdp.accounting import Ledger, Run
-from tfdp.accounting.mechanisms.base import NoisyMechanism
-from tfdp.accounting.mechanisms.none import NoMechanism
+from tfdp.accounting.mechanisms import NoisyMechanism, NoMechanism
 from tfdp.accounting.sampling import Unknown
 
 # Name of the ledger beside a model's own variables in a file.
@@ -140,8 +139,9 @@ def _accounts_in(model):
 
 
 def known_steps(ledger: Ledger) -> int:
-    """Number of private steps in a ledger, the most steps of an optimizer that it accounts for."""
-    return sum(run.steps for run in ledger.runs if isinstance(run.mechanism, NoisyMechanism))
+    """Number of private steps taken in a ledger, the most of an optimizer that it accounts for."""
+    private = [i for i, run in ledger.entries.items() if isinstance(run.mechanism, NoisyMechanism)]
+    return sum(ledger.taken(run_id) for run_id in private)
 
 
 def check_counted(optimizer, ledger: Ledger) -> None:

@@ -78,7 +78,10 @@ class EpsilonCurve:
         self._changes = model.privacy.ledger.changes
         self._kind = kind
         self._delta, self._adjacency = model.privacy.delta_and_adjacency(delta, adjacency)
-        self._counts = step_counts(self._run.steps, self._run.sampling.steps_per_epoch, points)
+        planned = model.privacy.steps_if_ended
+        self._counts = [0]  # without a known plan
+        if math.isfinite(planned):
+            self._counts = step_counts(int(planned), self._run.sampling.steps_per_epoch, points)
         self._values = {}
 
     def describes(self, model) -> bool:
@@ -86,9 +89,9 @@ class EpsilonCurve:
         privacy = model.privacy
         return privacy.ledger.changes == self._changes and privacy.current_run == self._run
 
-    def at(self, step: int) -> float:
-        """Epsilon after `step` steps, or an upper bound."""
-        point = self.next_point(step)
+    def at(self, step: int, ends_epoch: bool = False) -> float:
+        """Epsilon after `step` steps, or an upper bound; exact where an epoch ends without a plan."""
+        point = step if ends_epoch and step > self._counts[-1] else self.next_point(step)
         if point not in self._values:
             run = self._run if point <= self._run.steps else self._run.with_steps(point)
             (self._values[point],) = epsilon_curve(
@@ -98,8 +101,8 @@ class EpsilonCurve:
 
     def next_point(self, step: int) -> int:
         """The step count up to which the value at `step` stays the same."""
-        if step > self._run.steps:  # more steps than were planned
-            return step
+        if step > self._counts[-1]:  # the plan is not known
+            return 1 << (step - 1).bit_length()
         return self._counts[bisect.bisect_left(self._counts, step)]
 
 
@@ -177,9 +180,10 @@ class PrivacyProgress(_Spending):
     def on_epoch_begin(self, epoch, logs=None):
         self._left = 0  # other callbacks may change the weights, and what is known about them, here
 
-    def _spent(self):
+    def _spent(self, ends_epoch=False):
         curve, steps = self._curve(self.kind), self.model.privacy.steps_so_far
-        self._shown, self._left = curve.at(steps), curve.next_point(steps) - steps
+        self._shown = curve.at(steps, ends_epoch)
+        self._left = curve.next_point(steps) - steps
         return self._shown
 
     def on_train_batch_end(self, batch, logs=None):
@@ -192,7 +196,7 @@ class PrivacyProgress(_Spending):
 
     def on_epoch_end(self, epoch, logs=None):
         if logs is not None:
-            logs[self.name] = self._spent()
+            logs[self.name] = self._spent(ends_epoch=True)
             self._logs = logs
 
     def on_train_end(self, logs=None):
@@ -273,7 +277,7 @@ class PrivacyTensorBoard(_Spending):
                 if name not in ("epsilon", "claimed_epsilon"):
                     tf.summary.scalar(f"training/{name}", value)
             for kind in ("claimed", "proven"):
-                epsilon = self._curve(kind).at(privacy.steps_so_far)
+                epsilon = self._curve(kind).at(privacy.steps_so_far, ends_epoch=True)
                 tf.summary.scalar(f"privacy/epsilon_{kind}", epsilon)
             for name, value in privacy.diagnostics(reset=True).items():
                 tf.summary.scalar(f"gradients/{name}", value)

@@ -13,7 +13,8 @@ Formal guarantees:
 import math
 import os
 
-from tfdp.accounting import BudgetExhausted, Ledger, PrivacyBudget, Run, max_steps
+from tfdp import accounting  # whose max_steps is imported for the first budget
+from tfdp.accounting import BudgetExhausted, Ledger, PrivacyBudget, Run
 
 
 class Entry:
@@ -40,10 +41,12 @@ class Entry:
         self.declared = declared
         self._planned: float = math.inf if recorded.open_plan else recorded.steps
         self._earlier_plan: float | None = None
-        self._before = self._recorded = recorded.steps
+        self._before = recorded.steps
+        self._recorded = (recorded.steps, self.taken, recorded.open_plan)
         self.limit: float = math.inf
         self._budget: PrivacyBudget | None = None
-        self._limited_for, self._seen_changes = None, None
+        self._limited_for: tuple | None = None
+        self._seen_changes: int | None = None
         self.closed = False
         self._process = os.getpid()
 
@@ -54,23 +57,28 @@ class Entry:
 
         Args:
             steps: number of planned steps of this entry, with those taken; infinite if unknown.
-            declared: as many of them as further trainings may carry out, too.
+            declared: as many of them as further trainings may carry out, too. They count whatever
+                the plans of these are.
         """
         if self._earlier_plan is None:
             self._earlier_plan = self._planned
-        self._resumed, self._planned = False, steps
         self.declared = max(self.declared, declared)
+        self._resumed, self._planned = False, max(steps, self.declared)
         self.limit_steps()
 
     def give_back(self) -> None:
         """Withdraws the plan, of which no step ran; an earlier plan of the entry stays."""
-        self._planned = self._earlier_plan
+        self._planned = self._earlier_plan or 0
         self.record()
 
     def leave_out(self, steps: int) -> None:
-        """Counts further steps that were planned, and are left out."""
-        self.plan(self.counted + steps)
-        self.end_plan()
+        """Counts further steps that were planned, and are left out, of a closed entry, too."""
+        self.limit_steps()
+        counted = self.counted
+        self._before = int(max(counted, min(counted + steps, self.limit)))
+        open_plan = self.ledger.entries[self.run_id].open_plan
+        self.ledger.record(self.run_id, self._before, self.taken, open_plan)
+        self._recorded = (self._before, self.taken, open_plan)
 
     def end_plan(self) -> None:
         """Keeps what is counted now: budgets that are set later do not change a plan that ended."""
@@ -83,6 +91,14 @@ class Entry:
     def counted(self) -> int:
         """Number of steps that the ledger counts for this run."""
         return self.ledger.steps(self.run_id)
+
+    def surplus(self, steps: float) -> float:
+        """Steps of an earlier declared plan that are left out if `steps` further ones are planned.
+
+        Further steps that fit into what is left of the plan carry it out; others come on top.
+        """
+        left = max(self.counted, self.declared) - self.taken
+        return 0 if self._resumed or steps <= left else left
 
     @property
     def so_far(self) -> int:
@@ -108,16 +124,18 @@ class Entry:
         """Writes the counted and the taken steps into the ledger."""
         if self.closed:
             return
-        recorded = self.counted
-        if recorded > self._recorded:  # a file with more steps of this run was loaded meanwhile
-            self._before = recorded
+        counted = self.counted
+        if counted > self._recorded[0]:  # a file with more steps of this run was loaded meanwhile
+            self._before = counted
         planned = min(self._planned, self.limit)
         is_open = math.isinf(planned)
         steps = int(max(self.so_far, 0 if is_open else planned))
-        if steps < recorded:
+        found = (steps, self.taken, is_open)
+        if steps < counted:
             self.ledger.take_back(self.run_id, steps)
-        self.ledger.record(self.run_id, steps, taken=self.taken, open_plan=is_open)
-        self._recorded = steps
+        if found != self._recorded or steps != counted:
+            self.ledger.record(self.run_id, *found)
+        self._recorded = found
 
     def close(self) -> None:
         """Allows no further step."""
@@ -179,7 +197,7 @@ class Entry:
             self.limit = math.inf if described is None else described
             self._budget = None
             for budget in wanted[0]:
-                affordable = max_steps(
+                affordable = accounting.max_steps(
                     budget.epsilon,
                     budget.delta,
                     self.run,

@@ -52,6 +52,7 @@ class Session:
         self.entry, self.optimizer, self.variables = entry, optimizer, list(variables)
         self.first_iteration = first_iteration
         self.physical_batch_size, self.lots = physical_batch_size, lots
+        self.facts: object = None  # what is accounted, as it was last found to hold for the run
         self._first_turn = turn - entry.taken
         # Counts the steps that begin on the device, one copy for each replica. Nothing saves it.
         self._begun = tf.Variable(

@@ -14,13 +14,13 @@ from tfdp.accounting import (
     claimed_composition,
     describe,
     mechanism_names,
+    mechanisms,
     proven,
     proven_composition,
     register_mechanism,
 )
 from tfdp.accounting.guarantee import format_epsilon
-from tfdp.accounting.mechanisms import registry
-from tfdp.accounting.mechanisms.none import NoMechanism
+from tfdp.accounting.mechanisms import NoMechanism
 from tfdp.accounting.search import of_random_search
 
 DELTA = 1e-5
@@ -178,7 +178,7 @@ def test_adding_a_record_needs_a_probability_that_was_fixed_before():
 
 
 def test_a_registered_mechanism_is_known(monkeypatch):
-    monkeypatch.setattr(registry, "_CLASSES", dict(registry._CLASSES))
+    monkeypatch.setattr(mechanisms, "_CLASSES", dict(mechanisms._CLASSES))
 
     class Quiet(NoMechanism):
         name = "quiet"

@@ -13,8 +13,7 @@ from tfdp.accounting import (
     proven,
     steps_for,
 )
-from tfdp.accounting.mechanisms.dpsgd import DPSGD
-from tfdp.accounting.mechanisms.si_dpsgd import SIDPSGD
+from tfdp.accounting.mechanisms import DPSGD, SIDPSGD
 from tfdp.accounting.sampling import Poisson
 
 DELTA = 1e-5

@@ -56,14 +56,14 @@ RDP_OF_50_ROUNDS = {
 
 @pytest.mark.parametrize("order", RDP_OF_50_ROUNDS)
 def test_renyi_divergence_of_poisson_rounds(order):
-    (found,), _ = subsampled.renyi_divergences(sampled(0.01, 2.5, 50), [order])
+    (found,), _ = subsampled.renyi_divergences(sampled(0.01, 2.5, 50), (order,))
     assert found == pytest.approx(RDP_OF_50_ROUNDS[order], rel=1e-3)
 
 
 def test_gaussian_divergence_is_linear_in_the_order():
     """test_compute_rdp_gaussian and test_compute_rdp_multi_gaussian."""
     order, noises = 3.14159, (2.71828, 6.28319)
-    both = sum(subsampled.renyi_divergences(sampled(1.0, z), [order])[0][0] for z in noises)
+    both = sum(subsampled.renyi_divergences(sampled(1.0, z), (order,))[0][0] for z in noises)
     assert both == pytest.approx(sum(order / (2 * z**2) for z in noises), rel=1e-3)
 
 

@@ -13,9 +13,9 @@ import pytest
 
 import tfdp
 from tfdp.accounting import Run, claimed, describe, noise_for, proven
-from tfdp.accounting.analysis import analyse
 from tfdp.accounting.numerics.privacy_loss import ORDERS, rdp_to_epsilon
 from tfdp.accounting.numerics.subsampled import renyi_divergences
+from tfdp.accounting.proofs import analyse
 
 
 def poisson(n, lot, noise, steps):

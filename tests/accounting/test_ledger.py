@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from tests.accounting.varying import vary
-from tfdp.accounting import Ledger, LedgerError, PrivacyBudget, describe
+from tfdp.accounting import Ledger, LedgerError, PrivacyBudget, describe, proven
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 RUN = describe(
@@ -60,6 +60,37 @@ def test_merge_keeps_the_larger_count():
     assert sorted(run.steps for run in ledger.runs) == [5, 25]
     ledger.merge(ledger)
     assert sorted(run.steps for run in ledger.runs) == [5, 25]
+
+
+def test_merge_keeps_the_larger_number_of_steps_taken():
+    """A file that was saved in the middle of a training has its planned steps."""
+    ledger = Ledger()
+    run_id = ledger.open(RUN)
+    ledger.record(run_id, 10, taken=3)
+    early = Ledger.from_json(ledger.to_json())
+    ledger.record(run_id, 10)
+    ledger.merge(early)
+    early.merge(ledger)
+    assert ledger.taken(run_id) == early.taken(run_id) == 10
+
+
+def test_a_plan_that_nobody_knows_is_kept_until_it_is_known():
+    ledger = Ledger()
+    run_id = ledger.open(RUN)
+    ledger.record(run_id, 10, open_plan=True)
+    copy = Ledger.from_json(ledger.to_json())
+    assert proven(copy.runs[0], 1e-5).epsilon == math.inf
+    known = Ledger.from_json(ledger.to_json())
+    known.record(run_id, 10)
+    fresh = Ledger()
+    fresh.merge(copy)
+    assert fresh.runs[0].open_plan
+    for one, other in ((copy, known), (known, fresh)):
+        one.merge(other)
+        assert not one.runs[0].open_plan
+    ledger.record(run_id, 11, open_plan=True)
+    known.merge(ledger)
+    assert known.runs[0].open_plan
 
 
 def test_merge_refuses_two_descriptions_of_one_run():

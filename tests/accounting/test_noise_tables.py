@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from tests.accounting.varying import vary
 from tfdp.accounting import claimed, describe, noise_tables, proven
-from tfdp.accounting.analysis import analyse
 from tfdp.accounting.gaussian_steps import Diagonal
+from tfdp.accounting.numerics.linear_response import largest_square
 from tfdp.accounting.numerics.subsampled import SubsampledLoss
+from tfdp.accounting.proofs import analyse
 
 DELTA = 1e-5
 TABLE = (2.0, 3.0, 2.5, 4.0, 2.0, 5.0, 3.0, 2.0, 6.0, 2.5, 3.5)
@@ -57,7 +58,7 @@ def test_the_worst_pattern_may_begin_late(steps):
 def test_every_prefix_is_covered(sampling):
     for n in range(1, 12):
         response = Diagonal(np.array(TABLE[:n]) ** -2.0)
-        found, _ = vary(RUN, sampling=sampling, steps=n).sampling.squares(response)
+        found, _ = largest_square(vary(RUN, sampling=sampling, steps=n).sampling, response)
         worst = max(sum(TABLE[t] ** -2.0 for t in p) for p in patterns(sampling, n))
         assert found == pytest.approx(worst)
 

@@ -8,8 +8,8 @@ import pytest
 
 from tests.accounting.varying import vary
 from tfdp.accounting import Ledger, Statement, describe, draw_trials, proven, proven_composition
-from tfdp.accounting.analysis import analyse
 from tfdp.accounting.numerics.privacy_loss import rdp_to_epsilon, renyi_of
+from tfdp.accounting.proofs import analyse
 from tfdp.accounting.search import of_random_search
 
 DELTA = 1e-5

@@ -2,7 +2,7 @@
 
 from tfdp.accounting import Run, describe
 from tfdp.accounting.contribution import Contribution
-from tfdp.accounting.mechanisms.registry import mechanism_class
+from tfdp.accounting.mechanisms import mechanism_class
 from tfdp.accounting.records import field_names
 from tfdp.accounting.sampling import sampling_class
 

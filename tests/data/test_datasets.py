@@ -64,7 +64,7 @@ class TestDescribed:
         known = {"title": tfds.Text(), "body": tfds.Text(), "label": tfds.ClassLabel(num_classes=3)}
         spec = described("news", known, ["body", "title"])
         assert (spec.kind, spec.text, spec.num_classes) == ("texts", ("body", "title"), 3)
-        with pytest.raises(ValueError, match="--text_features"):
+        with pytest.raises(ValueError, match="text_features="):
             described("news", known)
         with pytest.raises(ValueError, match="label"):
             described("news", known, ["label"])

@@ -6,9 +6,10 @@ import shlex
 import pytest
 from absl import flags
 
+from tfdp._settings import flag_of
 from tfdp.accounting import mechanism_names
 from tfdp.experiments import Experiment, command
-from tfdp.experiments.settings import SETTINGS, flag_of
+from tfdp.experiments.settings import SETTINGS
 
 RECIPES = command.RECIPES
 
@@ -43,7 +44,7 @@ def test_flags_are_the_fields():
 
 def test_help_has_every_flag_under_its_group(capsys):
     with pytest.raises(SystemExit):
-        command.parse(["train.py", "--mechanism=dpsgd", "--help"], command, values_of())
+        command.parse(["train.py", "--mechanism=dpsgd", "--help"], "", values_of())
     text = capsys.readouterr().out
     places = [text.index(f"\n{group}:\n") for group in ("Privacy", "Data and model", "Execution")]
     assert places == sorted(places)
@@ -137,7 +138,7 @@ def test_what_has_no_effect_beside_what_is_typed_is_left_out_of_a_recipe():
         (["--flagfile=nowhere.cfg"], "nowhere.cfg"),
         (["--initial_weights=nowhere.keras"], "nowhere.keras"),
         (["--dataset=minst"], "'mnist'"),
-        (["--epsilonn=1"], "Did you mean: epsilon"),
+        (["--epsilonn=1"], "Did you mean 'epsilon'"),
         (["--zzz"], "zzz"),
         (["--epsilon=much"], "'much'"),
         (["--batch_size=1.5"], "--batch_size=1.5"),

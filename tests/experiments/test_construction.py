@@ -7,7 +7,7 @@ import pytest
 from tfdp import data, make_private, optimizers
 from tfdp.accounting import PrivacyBudget
 from tfdp.accounting.composition import guarantee_of_all
-from tfdp.accounting.mechanisms.registry import mechanism_class
+from tfdp.accounting.mechanisms import mechanism_class
 from tfdp.experiments import Experiment
 from tfdp.experiments.construction import _parameters, budget, make_optimizer, plan
 

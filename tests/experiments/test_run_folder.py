@@ -134,7 +134,7 @@ def test_a_result_is_not_replaced_with_what_else_its_folder_holds(tmp_path):
 
 
 def test_what_was_put_there_meanwhile_is_not_replaced(tmp_path):
-    refused = pytest.raises(ResultError, match=r"no result.*Move it elsewhere")
+    refused = pytest.raises(ResultError, match=r"not a result.*Move it elsewhere")
     with refused, RunFolder(tmp_path / "r", EXPERIMENT) as folder:
         folder.begin()
         keep_state(folder, "new")

@@ -124,7 +124,7 @@ class TestFreezing:
 
     @pytest.mark.parametrize("trainable", ["conv_1", "logits,conv*", ""])
     def test_what_is_not_there_is_refused(self, trainable):
-        with pytest.raises(ValueError, match="Expected --trainable_layers"):
+        with pytest.raises(ValueError, match="--trainable_layers"):
             self.frozen(trainable)
 
     def test_inside_of_public_examples(self):

@@ -6,8 +6,8 @@ import pytest
 
 from tfdp import data, models
 from tfdp.experiments import Experiment, network
-from tfdp.experiments.rules import WORD_MODELS
-from tfdp.experiments.words import hash_tokens
+from tfdp.experiments.network import hash_tokens
+from tfdp.experiments.settings import WORD_MODELS
 
 
 def test_the_hash_has_known_values():

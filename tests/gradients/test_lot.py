@@ -75,23 +75,22 @@ def test_engines_are_chosen_by_name():
         choose_engine("fast", model())
 
 
-class InALoop(layers.Dense):
-    """A layer whose weights are read in a loop of its own."""
+class Normalized(layers.Dense):
+    """A layer that divides its weights by their norm."""
 
     def call(self, x):
-        step = super().call
-        return tf.while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, step(x)), [0, x])[1]
+        return x @ (self.kernel / tf.norm(self.kernel))
 
 
-def test_large_gradients_that_are_written_out_are_told_of_once(monkeypatch):
+def test_large_gradients_that_are_written_out_are_warned_of_once(monkeypatch):
     told = []
     monkeypatch.setattr(logging, "warning", lambda text, *rest: told.append(text % rest))
     x = keras.Input((300,))
-    beyond = keras.Model(x, InALoop(300, name="mine")(x))
+    beyond = keras.Model(x, Normalized(300, name="mine")(x))
     lot = (*lot_for(beyond), tf.constant(0))
     for _ in range(2):
         choose_engine("auto", beyond)(*lot)
-    assert len(told) == 1 and "'mine'" in told[0] and "While" in told[0]
+    assert len(told) == 1 and "'mine'" in told[0]
 
 
 def test_rows_draw_numbers_of_their_own_after_an_engine_has_given_up():
@@ -164,9 +163,9 @@ def test_a_cpu_takes_large_lots_of_images_in_chunks_of_equal_result(monkeypatch)
 @hypothesis.given(st.integers(0, 5000), st.integers(1, 300), st.integers(1, 7))
 def test_chunks_are_few_and_of_one_size(rows, limit, multiple):
     limit = -(-limit // multiple) * multiple
-    chunks, size = chunking.balanced(rows, limit, multiple)
+    chunks, size = chunking.balanced_chunks(rows, limit, multiple)
     assert size % multiple == 0 and 0 < size <= limit
     assert chunks * size >= rows > (chunks - 1) * limit or (rows, chunks) == (0, 1)
     assert chunks * size - rows < chunks * multiple or rows == 0
-    as_tensors = chunking.balanced(tf.constant(rows), limit, multiple)
+    as_tensors = chunking.balanced_chunks(tf.constant(rows), limit, multiple)
     assert [int(t) for t in as_tensors] == [chunks, size]

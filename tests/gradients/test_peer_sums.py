@@ -43,8 +43,10 @@ def stored(fixture, prefix):
     return [fixture[f"{prefix}_{i}"] for i in range(sum(k.startswith(prefix) for k in fixture))]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("case", cases.ROWS)
+@pytest.mark.parametrize(
+    ("case", "engine"),
+    [*((case, "ghost") for case in cases.ROWS), ("dense_microbatches", "vectorized")],
+)
 def test_clipped_sums_of_every_peer(case, engine):
     found, terms = ours(case, engine)
     assert 0 < np.sum(found.clipped) < len(found.clipped)  # both branches of the clip are used

@@ -45,7 +45,7 @@ class Idle(layers.Layer):
 
 
 def idle():
-    return [keras.Input((4,)), Idle(), layers.Dense(3)]
+    return [*dense(), Idle()]
 
 
 def compiled(stack):
@@ -69,7 +69,6 @@ def by_hand(model, x, y, weight=None):
 @pytest.mark.parametrize(
     ("make", "method", "weight"),
     [
-        (dense, "vectorized", None),
         (volumes, "vectorized", WEIGHT),
         (idle, "vectorized", None),
         (dense, "loop", WEIGHT),

@@ -244,7 +244,7 @@ def test_indices_that_wrap_around():
         read = tf.identity(table)
         vectors = tf.gather(read, indices)
         (use,) = uses_of(read, lambda tensor: tensor is not read)
-        gradients = use.form(tf.ones_like(vectors)[tf.newaxis], indices[tf.newaxis])
+        gradients = use.gradient(tf.ones_like(vectors)[tf.newaxis], indices[tf.newaxis])
         return tf.math.is_finite(gradients.square_norms())
 
     for indices, all_exist in (([2, 3], True), ([2, 2**32 + 3], False), ([2, -1], False)):

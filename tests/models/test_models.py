@@ -18,7 +18,7 @@ MNIST, SMALL = (28, 28, 1), (14, 14, 1)
 STACKED = [
     name
     for name, a in models.MODELS.items()
-    if a.layers is not None and not a.scales and name != "linear"
+    if not a.functional and not a.scales and name != "linear"
 ]
 OWN = {
     name: (12,) if a.takes_tokens else (6, 6, 1)
@@ -204,6 +204,6 @@ def test_the_smallest_image_is_the_smallest(name, smallest):
     models.build(name, shape(smallest), 10, **options)
     with pytest.raises(ValueError, match=f"{smallest}x{smallest}"):
         models.build(name, shape(smallest - 1), 10, **options)
-    stack = models.MODELS[name].layers(10, "none", "relu", "none", **options)
+    stack = models.MODELS[name].make(10, "none", "relu", "none", **options)
     with pytest.raises(ValueError):
         keras.Sequential([keras.Input(shape(smallest - 1)), *stack])

@@ -10,7 +10,7 @@ from tests.helpers import take_gpu_paths
 from tests.noise.assertions import assert_normal, assert_unrelated
 from tests.rounding import FUNCTION, assert_close
 from tfdp.noise import NoiseSource
-from tfdp.noise.gaussian import from_words
+from tfdp.noise.gaussian import uniforms_from_words
 
 SHAPES = [(40, 50), (3000,), (1,)]
 
@@ -87,12 +87,12 @@ def test_rare_numbers_have_the_tails_of_a_gaussian():
     rng = np.random.default_rng(0)
     for words in (rng.integers(0, 2**11, 10**6), np.zeros(10**6, int)):
         more = rng.integers(0, 2**32, 10**6).astype(np.uint32)
-        numbers = from_words(words.astype(np.uint32), more).numpy().astype(float)
+        numbers = uniforms_from_words(words.astype(np.uint32), more).numpy().astype(float)
         top = 2.0**-21 if words.any() else 2.0**-32
         assert scipy.stats.kstest(numbers / top, "uniform").pvalue > 1e-6
         assert 0 < numbers.min() < 10 * top / len(numbers)
     assert np.sqrt(-2 * np.log(numbers.min())) > 8.0
-    ends = from_words(tf.constant([0, 2**32 - 1], tf.uint32)).numpy()
+    ends = uniforms_from_words(tf.constant([0, 2**32 - 1], tf.uint32)).numpy()
     assert ends.tolist() == [2.0**-33, 1.0]
 
 

@@ -29,7 +29,7 @@ def test_the_noise_is_split_as_in_theorem_1():
     """z_sum = (z^-2 - (2 sigma_b)^-2)^(-1/2), as the paper prints it; sigma_b is 5 z by default."""
     made = AdaptiveClipping(4.0, quantile_noise_multiplier=3.0)
     assert made.sum_noise == pytest.approx((4.0**-2 - 6.0**-2) ** -0.5)
-    assert AdaptiveClipping(1.0).quantile_noise_multiplier == 5.0
+    assert AdaptiveClipping(1.0).count_noise == 5.0
     assert AdaptiveClipping(1.0).sum_noise == pytest.approx(1.005037815)
 
 
@@ -45,7 +45,7 @@ def test_sum_and_count_cost_what_one_gaussian_mechanism_does(count_noise):
         return accountant.get_epsilon(1e-5)
 
     # The sensitivity of the count is 1/2, so its noise multiplier is 2 sigma_b.
-    joint = epsilon(made.sum_noise, 2 * made.quantile_noise_multiplier)
+    joint = epsilon(made.sum_noise, 2 * made.count_noise)
     assert joint == pytest.approx(epsilon(1.3), rel=OF_EPSILON)
     assert epsilon(made.sum_noise) < joint  # the count is not free
 
@@ -67,7 +67,7 @@ def test_sum_and_count_together_move_by_at_most_one_over_z(microbatch_size):
         bounded = bounded_sum(engine, forward, bound, x, y, weight, microbatch_size=microbatch_size)
         noise = made.sum_noise * bounded.l2_norm_clip
         parts = [tf.reshape(s / noise, [-1]) for s in bounded.sums]
-        return tf.concat([*parts, [made.count(bounded) / made.quantile_noise_multiplier]], axis=0)
+        return tf.concat([*parts, [made.count(bounded) / made.count_noise]], axis=0)
 
     def ask(x, y, weight):
         return queries(tf.constant(x), tf.constant(y), tf.constant(weight, tf.float32)).numpy()

@@ -13,8 +13,7 @@ from keras import layers
 import tfdp
 from tests.optimizers.step_suite import flat, gradients_of_rows
 from tests.rounding import FUNCTION, assert_close, rounding, terms_of
-from tfdp.gradients.bounds import EncodedBound
-from tfdp.gradients.encoding import Codebook, Encoder
+from tfdp.gradients.encoding import Codebook, EncodedBound, Encoder
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.lot import bounded_sum, choose_engine
 
@@ -193,7 +192,7 @@ def test_a_codebook_of_ones_own_is_declared(private_codebook):
         ({"clipping": "per_layer"}, "encode"),
         ({"codebook_size": 0}, "codebook_size"),
         ({"codebook": np.zeros((1, 43))}, "codebook"),
-        ({"codebook": np.ones((1, 5))}, "43 entries"),
+        ({"codebook": np.ones((1, 5))}, "43 trainable weights"),
     ],
 )
 def test_bad_arguments(options, word):

@@ -261,7 +261,7 @@ def test_a_strategy_by_name_is_made_for_the_planned_steps():
     ],
 )
 def test_bad_arguments(options):
-    with pytest.raises(ValueError, match="Expected"):
+    with pytest.raises(ValueError, match=r"prefix_sum|strategy|bands"):
         matrix(**options)
 
 

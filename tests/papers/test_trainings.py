@@ -3,17 +3,18 @@
 import math
 
 import pytest
+from absl import flags
 from absl.testing import flagsaver
 
 from papers import records, running
 from papers.catalogue import ROOT, cells, tables
 from papers.records import Measured
-from tfdp.experiments import command, main
+from tfdp.experiments import command, main  # noqa: F401, main defines its flags
 
 
 def test_train_py_takes_the_command_of_the_last_cell_of_every_table(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    main.FLAGS(["train.py"])
+    flags.FLAGS(["train.py"])
     for table in tables():
         cell = [cell for cell in table.cells if cell.seeds][-1]
         if not table.computed:
@@ -22,7 +23,7 @@ def test_train_py_takes_the_command_of_the_last_cell_of_every_table(tmp_path, mo
                 if word.startswith("--initial_weights="):
                     words[words.index(word)] = f"--initial_weights={__file__}"
             with flagsaver.flagsaver():
-                main.parse(words[1:])
+                command.parse(words[1:])
                 assert len(command.points(words[1:])) == len(cell.seeds), cell.name
 
 

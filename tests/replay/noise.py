@@ -28,7 +28,7 @@ def implied_noise(recording: Recording) -> np.ndarray:
         noise = _white(noise, strategy.first(len(steps)))
     if run.contribution.adaptive_clipping:
         # The multiplier is shared with the noise on the count, so the noise on the sum is larger.
-        on_count = optimizer.adaptive_clipping.quantile_noise_multiplier
+        on_count = optimizer.adaptive_clipping.count_noise
         accounted = accounted / np.sqrt(1.0 - (accounted / (2.0 * on_count)) ** 2)
     elif run.mechanism.name == "sgld":  # it may add more noise than the multiplier says
         accounted = np.maximum(accounted, [step.scale / step.clip for step in steps])

@@ -15,9 +15,8 @@ from tests.replay.lots import Finding, check_lots
 from tests.replay.noise import check_noise, implied_noise
 from tests.replay.recorder import Recording, flat
 from tests.rounding import FUNCTION, close
-from tfdp.gradients.forward import Forward
+from tfdp.gradients.forward import Forward, seed_states
 from tfdp.gradients.lot import bounded_sum, choose_engine
-from tfdp.gradients.random_state import seed_states
 from tfdp.gradients.targets import weighted
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.session import assumed_sensitivity

@@ -205,9 +205,27 @@ def test_a_loop_of_fits_that_stops_by_results_declares_its_plan():
         model.fit(*data(8), batch_size=4, verbose=0, callbacks=[shows])
         assert entries(model) == [PLANNED] and model.privacy.steps_taken == 2 * fits
     assert seen == [epsilon_of(model, 2), epsilon_of(model, PLANNED)]
-    for _ in range(3):
-        model.fit(*data(8), batch_size=4, verbose=0)
-    assert entries(model) == [PLANNED + 2]
+    model.fit(*data(8), batch_size=4, epochs=3, verbose=0)  # does not fit into the rest
+    assert entries(model) == [PLANNED + 6] and model.privacy.steps_taken == 10
+
+
+def test_a_statement_in_a_callback_counts_the_plan():
+    """Somebody may keep the best release with its statement."""
+    model, texts = small(), []
+    reads = call(on_epoch_end=lambda epoch, logs: texts.append(model.privacy.statement(DELTA)))
+    train(model, EPOCHS, callbacks=[reads])
+    assert f"2 of {PLANNED} planned steps" in texts[0]
+    assert (
+        texts[0].count("Proven") and model.privacy.statement(DELTA).split("Proven")[1] in texts[0]
+    )
+
+
+def test_a_plan_of_epochs_and_train_on_batch_is_refused():
+    model = small()
+    model.privacy.plan(epochs=EPOCHS)
+    with pytest.raises(ValueError, match="steps="):
+        model.train_on_batch(*data(8))
+    assert steps(model) == 0
 
 
 @pytest.mark.parametrize("way", ["steps", "epochs of unknown length", "another model", "both"])

@@ -124,7 +124,7 @@ def test_a_layer_that_keeps_what_it_sees_does_not_train():
     keeps = Keeps()
     model = small(model=keras.Sequential([keras.Input((4,)), layers.Dense(3), keeps]))
     before = keeps.kept.numpy()
-    with pytest.raises(ValueError, match="variable"):
+    with pytest.raises(ValueError, match="assigns"):
         train(model)
     assert keeps.kept.numpy() == before and steps(model) == 0
 
@@ -137,6 +137,9 @@ def test_a_model_that_was_compiled_with_a_private_optimizer_is_compiled_again():
     assert model.optimizer is optimizer and 0 <= history["accuracy"][0] <= 1
 
 
+ACCURACY = {"metrics": ["accuracy"]}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("compiled", "settings"),
@@ -146,7 +149,7 @@ def test_a_model_that_was_compiled_with_a_private_optimizer_is_compiled_again():
     ],
 )
 def test_all_ways_of_running_give_the_same(compiled, settings, in_a_graph):
-    model = private(sgd(noise=0.0), compiled=compiled, **settings)
+    model = private(sgd(noise=0.0), compiled=compiled | ACCURACY, **settings)
     history = fit(model, epochs=2).history
     found = np.append(weights(model), [history["loss"], history["accuracy"]])
     assert_close(found, in_a_graph, terms_of(model, 8, steps=6))
@@ -155,7 +158,7 @@ def test_all_ways_of_running_give_the_same(compiled, settings, in_a_graph):
 
 @pytest.fixture(scope="module")
 def in_a_graph():
-    model = private(sgd(noise=0.0))
+    model = private(sgd(noise=0.0), compiled=ACCURACY)
     history = fit(model, epochs=2).history
     return np.append(weights(model), [history["loss"], history["accuracy"]])
 

@@ -42,7 +42,7 @@ def test_what_is_accounted_cannot_be_assigned(mechanism):
     noise = ("l2_norm_clip", "noise_multiplier", "num_microbatches", "clipping")
     for name in (*noise, "adaptive_clipping", *own):
         value = getattr(made, name)
-        with pytest.raises((AttributeError, ValueError), match=r"[Ee]xpected"):
+        with pytest.raises((AttributeError, ValueError), match=r"assign|[Ee]xpected"):
             setattr(made, name, 0.125)
         assert getattr(made, name) is value or getattr(made, name) == value
 

@@ -114,8 +114,10 @@ def _mark(graph, convert):
         if operation.type.removeprefix("Stateless").removeprefix("Stateful") in _CALLS:
             for value in operation.node_def.attr.values():
                 for called in (value.func, *value.list.func):
-                    if called.name:
-                        _mark(graph._get_function(called.name).graph, convert)
+                    # TensorFlow 1's functions (`Defun`) have no graph, and no rule takes them apart.
+                    inner = called.name and getattr(graph._get_function(called.name), "graph", None)
+                    if inner:
+                        _mark(inner, convert)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,12 @@
-"""Command line of the accountant: `python -m tfdp.accounting --mechanism=dpsgd ...`."""
+"""Prints the claimed and the proven epsilon of a training, or the noise that a budget needs.
+
+    python -m tfdp.accounting --N=60000 --lot_size=256 --epochs=15 --noise_multiplier=1.1
+    python -m tfdp.accounting --N=60000 --lot_size=256 --epochs=15 --epsilon=2
+    python -m tfdp.accounting --N=60000 --lot_size=256 --epochs=15 --table=noise_multiplier=1,2
+    python -m tfdp.accounting --N=60000 --lot_size=256 --epsilon=2 --table=epochs=1..9 --plot=a.png
+
+An installed tfdp has this command as tfdp-accounting.
+"""
 
 import json
 import os
@@ -6,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from tfdp.accounting.command import plan, plot, table
-from tfdp.accounting.command.flags import FlagError, Flags, parse, table_of
+from tfdp.accounting.command.flags import Flags, parse, table_of
 from tfdp.accounting.guarantee import format_epsilon
 
 
@@ -22,9 +30,9 @@ def _table(flags: Flags, name: str, values: Sequence[int | float]) -> str:
 
 def _statement(flags: Flags) -> str:
     if flags.plot is not None:
-        raise FlagError(
-            "Expected --plot with --table, which it draws. Received --plot alone. Add for example "
-            "--table=epochs=1..100, in place of --epochs."
+        raise ValueError(
+            "--plot draws a --table, which is missing. Replace --epochs by --table=epochs=1..100, for "
+            "example."
         )
     plan.check_complete(flags)
     found = plan.plan(flags).with_noise()
@@ -34,7 +42,7 @@ def _statement(flags: Flags) -> str:
     if flags.json:
         return json.dumps(
             {
-                "noise_multiplier": getattr(found.run.mechanism, "noise_multiplier", None),
+                "noise_multiplier": found.noise_multiplier,
                 "claimed": found.claimed.to_dict(),
                 "proven": found.proven.to_dict(),
                 "run": found.run.to_dict(),
@@ -47,11 +55,11 @@ def _statement(flags: Flags) -> str:
     lines = []
     if flags.epsilon is not None:
         lines.append(
-            f"Noise multiplier {found.run.mechanism.noise_multiplier:.6g} meets "
+            f"Noise multiplier {found.noise_multiplier:.6g} meets "
             f"{found.flags.guarantee} epsilon {format_epsilon(flags.epsilon)}."
         )
     if found.chosen:
-        lines.append(f"Not set, and so chosen: {plan.flag_words(found.chosen)}")
+        lines.append(f"Chosen by default: {plan.flag_words(found.chosen)}")
     lines += found.notes
     return "\n".join([*lines, "", statement.text()] if lines else [statement.text()])
 
@@ -59,7 +67,7 @@ def _statement(flags: Flags) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Parses `argv` and prints the answer; returns the exit code (2 for bad input)."""
     try:
-        flags = parse(sys.argv[1:] if argv is None else argv)
+        flags = parse(sys.argv[1:] if argv is None else argv, __doc__)
         varied = table_of(flags)
         print(_statement(flags) if varied is None else _table(flags, *varied), flush=True)
     except BrokenPipeError:

@@ -1,49 +1,323 @@
-"""Sentences that have to be true for a proven guarantee to hold, shared by all mechanisms."""
+"""What has to be true for a proven guarantee to hold, and where nothing finite is proven.
 
+The tables are dicts, so that the module of another mechanism can add its rows.
+"""
 
-class Declared(str):
-    """A sentence that only the user can confirm; tfdp sees to the others, where it trains."""
+from tfdp.accounting.analysis import Analysis
+from tfdp.accounting.mechanisms import SIDPSGD, DiscreteSGD, DPDropout, Matrix, NoMechanism
+from tfdp.accounting.numerics.noise_families import GAUSSIAN
+from tfdp.accounting.run import Run
+from tfdp.accounting.sampling import (
+    Cyclic,
+    CyclicPoisson,
+    FixedSize,
+    Poisson,
+    RandomAllocation,
+    Shuffle,
+    Unknown,
+    WithReplacement,
+)
+from tfdp.accounting.sentences import (
+    Declared,
+    Table,
+    all_of,
+    always,
+    first_of,
+    mechanism_is,
+    sampling_is,
+)
 
-    __slots__ = ()
-
+# Update rules that are linear in the gradients. Theorem A requires that the means are a linear
+# function of the gradients.
+LINEAR_OPTIMIZERS = ("sgd", "momentum", "nesterov")
 
 _BETWEEN = (
     "Nothing else trained them in between: no plain model on the same layers, no GradientTape."
 )
+# The origin of the initial weights, by `Run.start`.
 START = {
     "assumed": Declared(
         "The weights at the start (with the statistics in frozen layers), and any that were set or "
-        "loaded later without their ledger, do not depend on these data: they are fresh, or come from "
-        "public data. Weights averaged from models that were trained on these data, or trained on "
-        "outputs of such models (distillation), do depend on them, unless Ledger.merge added those "
-        f"models' ledgers. {_BETWEEN} Nobody checked this."
+        "loaded later without their ledger, do not depend on these data: they are fresh, or come "
+        "from public data. Weights averaged from models that were trained on these data, or "
+        "trained on outputs of such models (distillation), do depend on them, unless Ledger.merge "
+        f"added those models' ledgers. {_BETWEEN} Nobody checked this."
     ),
     "public": Declared(
-        "The user declared that the weights at the start do not depend on these data. " + _BETWEEN
+        f"The user declared that the weights at the start do not depend on these data. {_BETWEEN}"
     ),
 }
-EVERY_RUN = (
-    Declared(
-        "A record is one row of what was given to training, computed from that record alone, by "
-        "constants that do not depend on the others. Scalers, vocabularies, windows or class weights "
-        "that were made from all rows break this. Somebody with more records than stated is protected "
-        "less (max_examples_per_user)."
+
+
+def _family(run: Run) -> str:
+    """Name of the family of the noise."""
+    encoding = getattr(run.mechanism, "encoding", None)
+    return GAUSSIAN if encoding is None else encoding.noise
+
+
+def _freedom(run: Run) -> float | None:
+    """Degrees of freedom of the noise; None for the families that have none."""
+    return None if _family(run) == GAUSSIAN else run.mechanism.encoding.degrees_of_freedom
+
+
+# What only the user can confirm. Conditions get the run and its `Analysis`.
+DECLARED: Table = {
+    "start is assumed": (lambda run, _: run.start == "assumed", START["assumed"]),
+    "start is public": (lambda run, _: run.start == "public", START["public"]),
+    "records": (
+        always,
+        "A record is one row of the training data, computed from that record alone, by "
+        "constants that do not depend on the others. Scalers, vocabularies, windows or class "
+        "weights that were made from all rows break this. A person with more records than "
+        "stated is protected less (max_examples_per_user).",
     ),
-    Declared(
-        "The number of steps, over all calls of fit, was fixed beforehand or declared by privacy.plan. "
-        "Stopping earlier, or choosing among the weights, by what was released or by held-out data is "
-        "covered."
+    "steps": (
+        always,
+        "The number of steps, over all calls of fit, was fixed beforehand or declared by "
+        "privacy.plan. Stopping earlier, or choosing among the weights, by released values or by "
+        "held-out data is covered.",
     ),
-    "No more steps were taken than are counted.",
-)
-SECRET_SAMPLE = Declared("Which examples were in a lot stays secret.")
-INSECURE_SEED = (
-    "The noise (or the secret choice of examples) came from a seed that somebody chose and may know. "
-    "Two runs with one seed differ without any noise, so nothing is proven. Leave that "
-    "seed away (--insecure_seed, seed=): a public --seed of the initial weights does no harm."
-)
-OPEN_PLAN = (
-    "The training ended, or a file was saved, before the end of its first epoch, whose number of steps "
-    "the data do not say, so the number of planned steps is unknown. Pass steps_per_epoch, a dataset "
-    "that knows its length, or set a PrivacyBudget."
-)
+    "sizes": (
+        lambda run, _: not (run.sampling.nominal or isinstance(run.sampling, Unknown)),
+        "The number of examples ({run.sampling.num_examples}) and the lot size "
+        "({run.sampling.lot_size}) are public.",
+    ),
+    "nominal sizes": (
+        lambda run, _: run.sampling.nominal,
+        "The nominal number of examples ({run.sampling.num_examples}), the lot size "
+        "({run.sampling.lot_size}), the number of steps and every schedule were fixed without "
+        "looking at the data.",
+    ),
+    "unknown lots": (
+        sampling_is(Unknown),
+        "The lot size ({run.sampling.lot_size}) is public, and no lot held more examples. No example "
+        "was in the same lot twice; it may have been in every lot. Which examples were together, and "
+        "in which order, does not depend on their contents.",
+    ),
+    "secret lots": (
+        lambda _, found: found.secret_sample,
+        "Which examples were in a lot stays secret.",
+    ),
+    "public examples": (
+        lambda run, _: run.contribution.public_examples > 0,
+        "The {run.contribution.public_examples} public examples that normalization used "
+        "were "
+        "chosen and prepared without looking at the private ones.",
+    ),
+    "users": (
+        lambda run, _: run.contribution.max_examples_per_user > 1,
+        "No user has more than {run.contribution.max_examples_per_user} examples, and no "
+        "example of one user was made with those of another.",
+    ),
+    "schedules of the means": (
+        mechanism_is(SIDPSGD),
+        "Learning rates and momentum were fixed in advance.",
+    ),
+    "codebook": (
+        mechanism_is(DiscreteSGD),
+        "The codebook does not depend on the private data: {run.mechanism.encoding.codebook}.",
+    ),
+}
+
+# What tfdp enforces, where it trains. Conditions get the run and its `Analysis`.
+ENFORCED: Table = {
+    "counted steps": (always, "No more steps were taken than are counted."),
+    "divisor": (always, "Every sum was divided by the lot size, a constant."),
+    "Poisson lots": (
+        sampling_is(Poisson),
+        "Every lot was drawn by independent coin flips of probability {run.sampling.lot_size}/"
+        "{run.sampling.num_examples}, empty lots included.",
+    ),
+    "lots of groups": (
+        sampling_is(CyclicPoisson),
+        "Examples were dealt into {run.sampling.groups} equal groups whatever their contents, the "
+        "groups took turns, and each example of a step's group was drawn by an independent coin "
+        "flip of probability {run.sampling.probability:.6g}, empty lots included.",
+    ),
+    "fixed order": (
+        sampling_is(Cyclic),
+        "Epochs went through the data in one fixed order that does not depend on it.",
+    ),
+    "shuffled order": (
+        sampling_is(Shuffle),
+        "Every epoch took each example at most once, in an order that does not depend on their "
+        "contents.",
+    ),
+    "allocated lots": (
+        sampling_is(RandomAllocation),
+        "In every epoch of {run.sampling.steps_per_epoch} lots, each example was put into one of "
+        "them, uniformly and independently of the others, empty lots included.",
+    ),
+    "lots with replacement": (
+        sampling_is(WithReplacement),
+        "Every lot was {run.sampling.lot_size} independent uniform draws.",
+    ),
+    "lots of fixed size": (
+        sampling_is(FixedSize),
+        "Every lot was {run.sampling.lot_size} different examples, drawn uniformly and afresh in "
+        "every step.",
+    ),
+    "clipping": (
+        lambda run, _: run.contribution.microbatch_size == 1,
+        "Each example's gradient was clipped to the clip norm before it was added.",
+    ),
+    "clipping of microbatches": (
+        lambda run, _: run.contribution.microbatch_size > 1,
+        "The mean gradient of {run.contribution.microbatch_size} examples at a time was clipped to "
+        "the clip norm before it was added. Microbatches are fixed groups of neighbours in the "
+        "data, whatever their contents, and random lots were drawn from whole groups, as if a "
+        "group were one example. A record that contributes nothing keeps its place in its group.",
+    ),
+    "clipping in groups": (
+        lambda run, _: run.contribution.clip_groups > 1,
+        "The weights form {run.contribution.clip_groups} groups; the gradient of each group was "
+        "clipped to the clip norm by itself.",
+    ),
+    "adaptive clipping": (
+        lambda run, _: run.contribution.adaptive_clipping,
+        "The clip norm followed a noisy count of unclipped gradients (Andrew et al. 2021); the "
+        "noise multiplier is that of sum and count together.",
+    ),
+    "Gaussian noise": (
+        lambda run, _: _family(run) == GAUSSIAN,
+        "The noise is Gaussian, independent and secret.",
+    ),
+    "noise of another family": (
+        lambda run, _: _family(run) != GAUSSIAN and _freedom(run) is None,
+        "The noise is {run.mechanism.encoding.noise}, independent in every weight and secret.",
+    ),
+    "noise with degrees of freedom": (
+        lambda run, _: _freedom(run) is not None,
+        "The noise is {run.mechanism.encoding.noise} with "
+        "{run.mechanism.encoding.degrees_of_freedom:g} degrees of freedom, independent in every "
+        "weight and secret.",
+    ),
+    "noise of dropout": (
+        mechanism_is(DPDropout),
+        "The noise on the clipped sum has the same standard deviation in every weight, whatever "
+        "the weights are; dropout rates are read off it, not the other way round.",
+    ),
+    "means": (
+        mechanism_is(SIDPSGD),
+        "The means started from public values, and each step's noise was drawn once around its "
+        "mean.",
+    ),
+    "correlated noise": (
+        lambda run, _: isinstance(run.mechanism, Matrix) and run.mechanism.strategy.bands != 1,
+        "The strategy was fixed in advance, and its noise is one stream over all steps: no value "
+        "of it was drawn twice or started anew.",
+    ),
+    "encoding": (
+        mechanism_is(DiscreteSGD),
+        "Every clipped gradient was encoded by itself, and denoising saw only the noisy sum.",
+    ),
+}
+
+# Conditions get all runs of a composition.
+OF_SEVERAL_RUNS: Table = {
+    "segments of means": (
+        lambda runs: sum(isinstance(run.mechanism, SIDPSGD) for run in runs) > 1,
+        "Every SI-DPSGD segment started from released weights, not from earlier means.",
+    ),
+}
+
+
+def _bare_step(run: Run) -> int | None:
+    """The first step of a table whose noise multiplier is 0, or None."""
+    noise = getattr(run.mechanism, "noise_multiplier", None)
+    table = noise[: run.steps] if isinstance(noise, tuple) else ()
+    return table.index(0.0) if 0.0 in table else None
+
+
+def _encoded(run: Run) -> bool:
+    return isinstance(run.mechanism, DiscreteSGD)
+
+
+def _other_family(run: Run) -> bool:
+    return _family(run) != GAUSSIAN
+
+
+# Why nothing finite is proven about a run of at least one step. The first row that holds is the
+# reason. Conditions get the run and the adjacency. A theorem may have further reasons.
+UNPROVEN: Table = {
+    "no mechanism": (mechanism_is(NoMechanism), "{run.mechanism.reason}"),
+    "released means": (
+        lambda run, _: isinstance(run.mechanism, SIDPSGD) and run.mechanism.release == "mu",
+        "The un-noised means were released (or evaluated): a record that was drawn changes them "
+        "for certain, so no finite epsilon exists.",
+    ),
+    "no noise": (
+        lambda run, _: getattr(run.mechanism, "noise_multiplier", None) == 0,
+        "No noise was added (noise_multiplier is 0).",
+    ),
+    "a step without noise": (
+        lambda run, _: _bare_step(run) is not None,
+        "No noise was added in step {bare_step} (noise_multiplier is 0 there).",
+    ),
+    "update rule": (
+        lambda run, _: (
+            isinstance(run.mechanism, SIDPSGD) and run.mechanism.optimizer not in LINEAR_OPTIMIZERS
+        ),
+        "The update rule {run.mechanism.optimizer!r} is not linear in the gradients, and its "
+        "un-noised state is private. Use SGD, momentum or Nesterov momentum.",
+    ),
+    "private codebook": (
+        lambda run, _: _encoded(run) and run.mechanism.encoding.private_codebook,
+        "The codebook was fitted to private gradients, which releases them without noise. Use a "
+        "codebook drawn at random or fitted to public data.",
+    ),
+    "codes and lot statistics": (
+        lambda run, _: _encoded(run) and run.contribution.batch_statistics,
+        "Normalization statistics were taken over the private lot, so one record changes the "
+        "encoding of every other. Use layer normalization or public statistics.",
+    ),
+    "codes and groups of weights": (
+        lambda run, _: _encoded(run) and run.contribution.clip_groups > 1,
+        "Gradients were clipped in {run.contribution.clip_groups} groups, which one codebook of "
+        "the whole gradient does not describe.",
+    ),
+    "other noise and users": (
+        lambda run, _: _other_family(run) and run.contribution.max_examples_per_user > 1,
+        "For {run.mechanism.encoding.noise} noise nothing is proven for all examples of a user "
+        "together. Use Gaussian noise, or max_examples_per_user=1.",
+    ),
+    "other noise and microbatches": (
+        lambda run, _: _other_family(run) and run.contribution.microbatch_size > 1,
+        "Microbatches of {run.contribution.microbatch_size} examples were encoded together: one "
+        "record moves the code from one point of the box to another, which Theorem C does not "
+        "cover. Use microbatch_size 1.",
+    ),
+    "other noise and lots": (
+        lambda run, _: _other_family(run) and not isinstance(run.sampling, Poisson),
+        "With {run.mechanism.encoding.noise} noise the theorem is for Poisson lots only, and the "
+        "sampling was {run.sampling.name!r}. Draw Poisson lots.",
+    ),
+    "other noise and replaced records": (
+        lambda run, adjacency: _other_family(run) and adjacency == "replace_one",
+        "For {run.mechanism.encoding.noise} noise no dominating pair is proven where a record is "
+        "replaced. Use adjacency zero_out, or Gaussian noise.",
+    ),
+    "insecure seed": (
+        lambda run, _: run.insecure_seed,
+        "The noise (or the secret choice of examples) came from a seed that somebody chose and may "
+        "know. With the same seed, the noise of two runs cancels, so nothing is proven. Remove "
+        "that seed (--insecure_seed, seed=): a public --seed of the initial weights does no harm.",
+    ),
+    "open plan": (
+        lambda run, _: run.open_plan,
+        "The training ended, or a file was saved, before the end of its first epoch, whose number of "
+        "steps the data do not say, so the number of planned steps is unknown. Pass steps_per_epoch, "
+        "a dataset that knows its length, or set a PrivacyBudget.",
+    ),
+}
+
+
+def unproven(run: Run, adjacency: str) -> str | None:
+    """The reason why nothing finite is proven about a run, or None."""
+    return first_of(UNPROVEN, run, adjacency, run=run, bare_step=_bare_step(run))
+
+
+def assumptions(run: Run, found: Analysis) -> tuple[str, ...]:
+    """The sentences that have to be true for what was found about a run."""
+    declared = all_of(DECLARED, run, found, run=run)
+    return (*map(Declared, declared), *all_of(ENFORCED, run, found, run=run))

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 from tfdp._validate import one_of, whole
 from tfdp.accounting.calibration import CalibrationError, noise_for, typical_noise
-from tfdp.accounting.guarantee import check_adjacency, check_delta, check_epsilon
-from tfdp.accounting.mechanisms.matrix import Matrix
+from tfdp.accounting.guarantee import check_delta, check_epsilon
+from tfdp.accounting.mechanisms import Matrix
 from tfdp.accounting.run import Run, check_run
 from tfdp.accounting.sampling import CyclicPoisson
 from tfdp.accounting.strategies import OBJECTIVES, losses, strategy
@@ -71,10 +71,9 @@ def best_bands(
       >>> best_bands(8.0, 1e-3, run)
       BandChoice(bands=2, noise_multiplier=1.08..., error=1.6...)
     """
+    check_run(run)
     epsilon = check_epsilon(epsilon)
     check_delta(delta)
-    check_adjacency(adjacency)
-    check_run(run)
     one_of("objective", objective, OBJECTIVES)
     most = whole("most", most, 1)
     rough = {

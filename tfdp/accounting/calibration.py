@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from tfdp._validate import fraction, one_of, whole
-from tfdp.accounting.analysis import analyse, analyse_one_change
 from tfdp.accounting.composition import guarantee_of_all
 from tfdp.accounting.described import describe
 from tfdp.accounting.guarantee import check_adjacency, check_delta, check_epsilon, check_kind
-from tfdp.accounting.mechanisms.base import Mechanism
+from tfdp.accounting.mechanisms import Mechanism
 from tfdp.accounting.numerics import gaussian, group_privacy, privacy_loss
+from tfdp.accounting.proofs import analyse, analyse_one_change
 from tfdp.accounting.run import Run, check_run, check_runs
 
 _LEAST_NOISE, _MUCH_NOISE, _LARGEST_NOISE = 1e-9, 1e3, 1e12

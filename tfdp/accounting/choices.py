@@ -1,9 +1,11 @@
 """Chooses the strategy, bands and groups of correlated noise that a command leaves open."""
 
 import dataclasses
+from typing import Any
 
 from tfdp.accounting.band_choice import best_bands
-from tfdp.accounting.mechanisms.dpsgd import DPSGD
+from tfdp.accounting.mechanisms import DPSGD
+from tfdp.accounting.records import field_names
 from tfdp.accounting.run import Run
 from tfdp.accounting.sampling import Poisson
 
@@ -31,6 +33,12 @@ class CorrelatedNoise:
     bands: int | None = None
     groups: int | None = None
     objective: str | None = None
+
+    @classmethod
+    def of(cls, settings: object, **facts: Any) -> "CorrelatedNoise":
+        """Returns the noise of an object with these attributes; `facts` replace some of them."""
+        own = {name: getattr(settings, name) for name in field_names(cls) if name not in facts}
+        return cls(**own, **facts)
 
     def completed(self, without_budget: float | None = None) -> "CorrelatedNoise":
         """Returns the same noise with everything chosen that has a default.

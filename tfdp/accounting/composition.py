@@ -3,14 +3,20 @@
 import math
 from collections.abc import Sequence
 
-from tfdp.accounting import claims
-from tfdp.accounting.analysis import Analysis, analyse, analyse_one_change
-from tfdp.accounting.guarantee import Guarantee, check_adjacency, check_delta, check_kind
-from tfdp.accounting.mechanisms.base import Mechanism
-from tfdp.accounting.numerics import group_privacy, privacy_loss
-from tfdp.accounting.run import Run, check_runs
-from tfdp.accounting.sampling import Unknown
+import numpy as np
 
+from tfdp.accounting import claims
+from tfdp.accounting.analysis import Analysis
+from tfdp.accounting.assumptions import OF_SEVERAL_RUNS
+from tfdp.accounting.guarantee import Guarantee, check_adjacency, check_delta, check_kind
+from tfdp.accounting.mechanisms import entry_of
+from tfdp.accounting.numerics import group_privacy, privacy_loss
+from tfdp.accounting.proofs import analyse, analyse_one_change
+from tfdp.accounting.run import Run, check_runs
+from tfdp.accounting.sentences import all_of
+from tfdp.accounting.wording import released
+
+_NO_NOISE = "No noise was added."
 # A single change gets a much smaller delta than all of them, so its losses need finer tails.
 _TAILS_OF_ONE_CHANGE = 1e-2
 
@@ -163,7 +169,7 @@ def _guarantee(
     return Guarantee(
         epsilon=spent.epsilon,
         mu=spent.mu,
-        assumptions=(*assumptions, *_segments_notes(runs)),
+        assumptions=(*assumptions, *all_of(OF_SEVERAL_RUNS, runs)),
         details=details,
         reason=reason,
         losses=_losses(analyses),
@@ -189,51 +195,40 @@ def claimed_composition(
     check_delta(delta)
     runs = check_runs(runs)
     check_adjacency(adjacency)
-    rdps = [run.mechanism.claimed_rdp(run) for run in runs]
-    renyi = [rdp for rdp in rdps if rdp is not None]
-    others = _merged(run for run, rdp in zip(runs, rdps, strict=True) if rdp is None)
+    formulas = [(run, entry_of(claims.CLAIMS, run.mechanism)) for run in runs]
+    renyi = [(run, formula.divergences(run)) for run, formula in formulas if formula.divergences]
+    others = _merged(run for run, formula in formulas if not formula.divergences)
     share = delta / (len(others) + bool(renyi) or 1)
-    parts = [run.mechanism.claimed_epsilon(run, share) for run in others]
+    parts = [entry_of(claims.CLAIMS, run.mechanism).epsilon(run, share) for run in others]
     if renyi or not others:
-        rdp = sum(renyi) if renyi else [0.0] * len(claims.ORDERS_2020)
-        epsilon, order = claims.classic_epsilon(rdp, share)
-        details = {"bound": "RDP, 2020 orders, classic conversion", "rdp_order": order}
-        reason = " ".join(
-            _unique(
-                run.mechanism.no_claim
-                for run, divergence in zip(runs, rdps, strict=True)
-                if divergence is not None and not math.isfinite(min(divergence))
-            )
-        )
-        details = details if math.isfinite(order) else {}
-        parts.append(claims.Claim(epsilon, details, reason or "No noise was added."))
+        parts.append(_claim_of_divergences(renyi, share))
     epsilon = sum(part.epsilon for part in parts)
     reasons = _unique(part.reason for part in parts if math.isinf(part.epsilon) and part.reason)
-    assumptions = _unique(s for run in runs for s in run.mechanism.claim_assumptions)
-    if adjacency == "replace_one":
-        adjacency = "add_or_remove_one"
-        assumptions = (*assumptions, "The paper's formula is for one record added or removed.")
-    guessed = {run.sampling.num_examples for run in runs if isinstance(run.sampling, Unknown)}
-    if guessed:
-        words = " or ".join(f"{number}" for number in sorted(guessed))
-        number = (
-            "The number of examples in batches of your own is not known: the formula used the "
-            f"number of rows that were planned for one epoch or one call, {words}."
-        )
-        assumptions = (*assumptions, number)
-    facts = _facts(runs)
-    if facts["max_examples_per_user"] > 1:
-        assumptions = (*assumptions, "The paper's formula is for one record, and not for a user.")
-        facts["max_examples_per_user"] = 1
+    facts = _facts(runs) | {"max_examples_per_user": 1}
     return Guarantee(
         epsilon=epsilon,
         delta=delta,
         kind="claimed",
-        adjacency=adjacency,
-        assumptions=tuple(assumptions),
+        adjacency="add_or_remove_one" if adjacency == "replace_one" else adjacency,
+        assumptions=(
+            *_unique(sentence for _, formula in formulas for sentence in formula.assumptions),
+            *claims.differences(runs, adjacency),
+        ),
         details=parts[0].details if len(parts) == 1 else {"bound": "sum of parts, delta split"},
         reason=" ".join(reasons) if math.isinf(epsilon) else None,
         **facts,
+    )
+
+
+def _claim_of_divergences(renyi: Sequence[tuple[Run, np.ndarray]], delta: float) -> claims.Claim:
+    """The claim of runs with their divergences, which add."""
+    rdp = sum((divergences for _, divergences in renyi), np.zeros(len(claims.ORDERS_2020)))
+    epsilon, order = claims.classic_epsilon(rdp, delta)
+    details = {"bound": "RDP, 2020 orders, classic conversion", "rdp_order": order}
+    infinite = [run for run, divergences in renyi if not math.isfinite(min(divergences))]
+    reasons = _unique(getattr(run.mechanism, "reason", _NO_NOISE) for run in infinite)
+    return claims.Claim(
+        epsilon, details if math.isfinite(order) else {}, " ".join(reasons) or _NO_NOISE
     )
 
 
@@ -252,15 +247,8 @@ def _facts(runs: Sequence[Run]) -> dict:
         "max_examples_per_user": max(users, default=1),
         "sampling": ", ".join(_unique(run.sampling.name for run in runs)) or "nothing",
         "mechanism": ", ".join(_unique(run.mechanism.name for run in runs)) or "nothing",
-        "released": "; ".join(_unique(run.mechanism.released for run in runs)) or "nothing",
+        "released": "; ".join(_unique(map(released, runs))) or "nothing",
     }
-
-
-def _segments_notes(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Assumptions of the mechanisms that appear in several runs."""
-    kinds: list[type[Mechanism]] = [type(run.mechanism) for run in runs]
-    several = _unique(kind for kind in kinds if kinds.count(kind) > 1)
-    return _unique(kind.segments_note for kind in several if kind.segments_note)
 
 
 def _unique(items) -> tuple:

@@ -4,7 +4,6 @@ import dataclasses
 import math
 
 from tfdp._validate import flag, positive, whole
-from tfdp.accounting.assumptions import Declared
 from tfdp.accounting.records import settle
 from tfdp.accounting.sampling import Sampling
 
@@ -118,40 +117,3 @@ class Contribution:
         whole = 2.0 * -(-sampling.largest_lot // self.microbatch_size)
         one = whole if twice else whole - 1.0
         return min(occurrences * one, sampling.round_length * whole)
-
-    def assumptions(self) -> tuple[str, ...]:
-        """Sentences about the bounding of gradients that have to be true for a guarantee to hold."""
-        size, users = self.microbatch_size, self.max_examples_per_user
-        what = "Each example's gradient"
-        if size > 1:
-            what = f"The mean gradient of {size} examples at a time"
-        groups = f" in {self.clip_groups} groups of weights, each" if self.clip_groups > 1 else ""
-        sentences = (
-            (True, f"{what} was clipped{groups} to the clip norm before it was added."),
-            (
-                self.public_examples > 0,
-                Declared(
-                    f"The {self.public_examples} public examples that normalization used were "
-                    "chosen and prepared without looking at the private ones."
-                ),
-            ),
-            (
-                self.adaptive_clipping,
-                "The clip norm followed a noisy count of unclipped gradients (Andrew et al. 2021); "
-                "the noise multiplier is that of sum and count together.",
-            ),
-            (
-                size > 1,
-                f"Microbatches are fixed groups of {size} neighbours in the data, whatever they "
-                "hold, and random lots were drawn from whole groups, as if a group were one example. "
-                "A record that contributes nothing keeps its place in its group.",
-            ),
-            (
-                users > 1,
-                Declared(
-                    f"No user has more than {users} examples, and no example of one user was made "
-                    "with those of another."
-                ),
-            ),
-        )
-        return tuple(sentence for holds, sentence in sentences if holds)

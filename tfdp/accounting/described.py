@@ -4,8 +4,7 @@ from typing import Any
 
 from tfdp._validate import did_you_mean
 from tfdp.accounting.contribution import Contribution
-from tfdp.accounting.mechanisms.base import Mechanism
-from tfdp.accounting.mechanisms.registry import USUAL_MECHANISM, mechanism_class
+from tfdp.accounting.mechanisms import USUAL_MECHANISM, Mechanism, mechanism_class
 from tfdp.accounting.records import field_names
 from tfdp.accounting.run import Run
 from tfdp.accounting.sampling import Sampling, sampling_class

@@ -9,6 +9,9 @@ from tfdp._validate import flag, fraction, one_of, positive, refuse, whole
 from tfdp.accounting.numerics.noise_families import FAMILIES, GAUSSIAN, STUDENT_T
 from tfdp.accounting.records import settle
 
+# The family of the paper's experiments, which is the default of the optimizer, too.
+USUAL_NOISE, USUAL_DEGREES_OF_FREEDOM = STUDENT_T, 9.0
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Encoding:
@@ -27,7 +30,7 @@ class Encoding:
 
     Example:
       >>> from tfdp.accounting import Encoding
-      >>> Encoding(num_weights=100, noise="laplace").describe()
+      >>> Encoding(num_weights=100, noise="laplace").codebook
       'one vector, the 100 quantiles of N(0, 1) scaled to norm 1'
     """
 
@@ -57,8 +60,9 @@ class Encoding:
             private_codebook=flag("private_codebook", self.private_codebook),
         )  # fmt: skip
 
-    def describe(self) -> str:
-        """Describes the codebook in words."""
+    @property
+    def codebook(self) -> str:
+        """The codebook in words."""
         if self.largest_entry is not None:
             return (
                 f"vectors of {self.num_weights or 'any number of'} entries, of norm at most 1 and with "

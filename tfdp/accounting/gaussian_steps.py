@@ -31,9 +31,9 @@ import numpy as np
 
 from tfdp.accounting import noise_tables
 from tfdp.accounting.analysis import Analysis
-from tfdp.accounting.assumptions import SECRET_SAMPLE
 from tfdp.accounting.noise_tables import Noise, levels
 from tfdp.accounting.numerics import allocation, fixed_size
+from tfdp.accounting.numerics.linear_response import largest_square
 from tfdp.accounting.numerics.pairs import Component
 from tfdp.accounting.numerics.participation import draws, occurrence_law
 from tfdp.accounting.numerics.privacy_loss import GaussianLoss, RandomGaussianLoss, epsilon_of
@@ -44,7 +44,7 @@ from tfdp.accounting.sampling import RandomAllocation
 
 @dataclasses.dataclass(frozen=True)
 class Diagonal:
-    """Response of independent steps whose noise differs: a diagonal `linear_releases.Response`.
+    """Response of independent steps whose noise differs: a diagonal matrix.
 
     Attributes:
       squares: 1 / z_t^2 of every step, shape (steps,).
@@ -61,6 +61,11 @@ class Diagonal:
         return float(worst.sum()), "worst step of every epoch"
 
 
+def prove(run: Run, delta: float, adjacency: str) -> Analysis:
+    """The theorem of DP-SGD."""
+    return analyse_sums(run, run.mechanism.noise_multiplier, delta, adjacency)
+
+
 def analyse_sums(run: Run, noise: Noise, delta: float, adjacency: str) -> Analysis:
     """Privacy losses of clipped sums with fresh Gaussian noise.
 
@@ -73,12 +78,7 @@ def analyse_sums(run: Run, noise: Noise, delta: float, adjacency: str) -> Analys
     Raises:
       UnboundedSensitivity: If nothing bounds the influence of one record.
     """
-    found = _analyse(run, noise_tables.of_steps(noise, run.steps), delta, adjacency)
-    secret = any(isinstance(loss, SubsampledLoss) for loss in found.losses)
-    return found.also(SECRET_SAMPLE) if secret else found
-
-
-def _analyse(run: Run, noise: Noise, delta: float, adjacency: str) -> Analysis:
+    noise = noise_tables.of_steps(noise, run.steps)
     sampling, users = run.sampling, run.contribution.max_examples_per_user
     drawn = draws(run, 0.0) is not None
     replaces = run.contribution.replaces(adjacency)
@@ -113,13 +113,13 @@ def _details(run: Run, adjacency: str, **more) -> dict:
 def _secret(run: Run, adjacency: str, losses, probability: float) -> Analysis:
     """The analysis of losses that the secrecy of the sample amplifies."""
     details = {"amplification": "secrecy of the sample", "sampling_probability": probability}
-    return Analysis(tuple(losses), details=_details(run, adjacency, **details))
+    return Analysis(tuple(losses), True, details=_details(run, adjacency, **details))
 
 
 def _unamplified(run: Run, noise: Noise, adjacency: str) -> Analysis:
     sampling, details = run.sampling, _details(run, adjacency, amplification="no")
     if isinstance(noise, tuple):
-        square, details["bound"] = sampling.squares(Diagonal(np.array(noise) ** -2.0))
+        square, details["bound"] = largest_square(sampling, Diagonal(np.array(noise) ** -2.0))
         norm = math.sqrt(square)
     else:
         details["participations"] = sampling.participations(run.steps)

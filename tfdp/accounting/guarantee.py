@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from tfdp._validate import fraction, one_of, positive, refuse, whole
-from tfdp.accounting.numerics import attacks, group_privacy
+from tfdp.accounting.numerics import attacks
 
 ADJACENCIES = ("zero_out", "replace_one", "add_or_remove_one")
 KINDS = ("claimed", "proven")
@@ -171,6 +171,8 @@ class Guarantee:
         known = attacks.of_one_point(self.epsilon, self.delta)
         if not self.losses or math.isinf(self.epsilon):
             return known
+        from tfdp.accounting.numerics import group_privacy  # with all losses; a budget needs none
+
         curve = group_privacy.curve_of(self.losses, self.delta, self.epsilon, self.changes)
         return lambda at: min(curve(at), known(at))
 

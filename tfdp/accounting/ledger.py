@@ -186,9 +186,7 @@ class Ledger:
     def taken(self, run_id: str) -> int:
         """Steps taken by one run; 0 for an unknown id."""
         run = self._entries.get(run_id)
-        if run is None:
-            return 0
-        return run.steps if run.taken is None else run.taken
+        return 0 if run is None else _taken(run)
 
     def merge(self, other: "Ledger") -> None:
         """Adds all runs and budgets of `other`; for a common id, the larger number of steps counts.
@@ -200,9 +198,7 @@ class Ledger:
         merged = dict(self._entries)
         for run_id, run in other._entries.items():
             mine = merged.get(run_id, run)
-            longer, shorter = (run, mine) if run.steps > mine.steps else (mine, run)
-            if longer.steps == shorter.steps and not shorter.open_plan:
-                longer, shorter = shorter, longer  # the plan is known by now
+            shorter, longer = sorted((mine, run), key=_progress)
             # Both descriptions have to agree on the steps that the shorter one has spent.
             if longer.with_steps(shorter.steps).past() != shorter.past():
                 raise LedgerError(
@@ -233,7 +229,7 @@ class Ledger:
             "runs": {run_id: run.to_dict() for run_id, run in self._entries.items()},
             "budgets": [dataclasses.asdict(budget) for budget in self._budgets],
         }
-        return json.dumps(content, sort_keys=True)
+        return json.dumps(content)
 
     @classmethod
     def from_json(cls, text: str) -> "Ledger":
@@ -268,3 +264,12 @@ class Ledger:
                 f"Expected the id of an open run. Received {run_id!r}. Call open() first."
             )
         return self._entries[run_id]
+
+
+def _taken(run: Run) -> int:
+    return run.steps if run.taken is None else run.taken
+
+
+def _progress(run: Run) -> tuple[int, bool, int]:
+    """How far a description of a run has come: a plan that is known comes after an open one."""
+    return run.steps, not run.open_plan, _taken(run)

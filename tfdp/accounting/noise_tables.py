@@ -37,11 +37,6 @@ def least(noise: Noise, steps: int) -> float:
     return min(table, default=math.inf) if isinstance(table, tuple) else table
 
 
-def scaled(noise: Noise, factor: float) -> Noise:
-    """The noise with every value multiplied by `factor`."""
-    return tuple(z * factor for z in noise) if isinstance(noise, tuple) else noise * factor
-
-
 def levels(noise: Noise, steps: int) -> list[tuple[float, int]]:
     """The distinct values of noise above 0, at most 16, each with its number of steps."""
     table = of_steps(noise, steps)

@@ -11,8 +11,7 @@ import numpy as np
 
 from tfdp._validate import flag, instance, instances, one_of, whole
 from tfdp.accounting.contribution import Contribution
-from tfdp.accounting.mechanisms.base import Mechanism
-from tfdp.accounting.mechanisms.registry import mechanism_class
+from tfdp.accounting.mechanisms import Mechanism, mechanism_class
 from tfdp.accounting.records import from_record, settle, to_record
 from tfdp.accounting.sampling import Sampling, sampling_class
 
@@ -28,7 +27,7 @@ class Run:
     `describe` makes a run from names and plain numbers; `dataclasses.replace` changes it.
 
     Attributes:
-      mechanism: Which noise is added, to which quantity, and what is proven about it.
+      mechanism: Which noise is added, and to which quantity.
       sampling: How lots are drawn.
       steps: Number of lots. Tables over steps may be longer.
       contribution: How much one example can add to a lot's sum.
@@ -43,7 +42,7 @@ class Run:
 
     Example:
       >>> from tfdp.accounting import Run
-      >>> from tfdp.accounting.mechanisms.dpsgd import DPSGD
+      >>> from tfdp.accounting.mechanisms import DPSGD
       >>> from tfdp.accounting.sampling import Poisson
       >>> run = Run(mechanism=DPSGD(noise_multiplier=1.1), steps=3516,
       ...           sampling=Poisson(num_examples=60000, lot_size=256))
@@ -77,7 +76,7 @@ class Run:
             start=one_of("start", self.start, STARTS),
         )
         self.contribution.check(self.sampling)
-        self.mechanism.check(self)
+        self.mechanism.check(self.steps, self.contribution)
 
     @property
     def described_steps(self) -> int | None:

@@ -1,23 +1,18 @@
 """How lots are drawn: one small frozen class for each sampling scheme.
 
-A scheme states in which steps a record can take part and with which probability, which assumptions
-about the sampling a guarantee makes, and for which neighbouring relations the scheme is defined.
-Mechanisms use these methods and never compare the scheme's name.
+A scheme states in which steps a record can take part and with which probability, and for which
+neighbouring relations it is defined. Theorems use these methods and never compare the scheme's name.
 """
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from tfdp._validate import flag, one_of, positive, whole
-from tfdp.accounting.assumptions import Declared
 from tfdp.accounting.numerics import binomials
 from tfdp.accounting.records import settle
-
-if TYPE_CHECKING:
-    from tfdp.accounting.numerics.linear_releases import Response
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,7 +31,6 @@ class Sampling:
       random_lots: Whether guarantees rest on random draws of the lots, so that their seed is secret;
         True unless a scheme says that no proof of it uses them.
       random_sizes: Whether a lot may hold any number of examples.
-      drawn: Templates of the sentences about the draws, with fields of `self`.
 
     Example:
       >>> from tfdp.accounting import describe
@@ -56,7 +50,6 @@ class Sampling:
     fixed_order: ClassVar[bool] = False
     random_lots: ClassVar[bool] = True
     random_sizes: ClassVar[bool] = False
-    drawn: ClassVar[tuple[str, ...]] = ()
     # Some schemes have these two as fields; these constants hold for all other schemes.
     groups: ClassVar[int] = 1
     nominal: ClassVar[bool] = False
@@ -116,19 +109,6 @@ class Sampling:
         del size
         return self
 
-    @property
-    def sizes(self) -> str:
-        """The sizes of lots and data in words."""
-        nominally = "nominally" if self.random_sizes else "lots of"
-        return f"{nominally} {self.lot_size} out of {self.num_examples} examples"
-
-    def squares(self, response: "Response") -> tuple[float, str]:
-        """Largest ||W m||^2 over records and draws; and the method in words."""
-        if not self.whole_epochs and self.groups == 1:
-            return response.cyclic(1)[0], "participation in every step"
-        periodic = self.fixed_order or not self.whole_epochs
-        return (response.cyclic if periodic else response.shuffled)(self.round_length)
-
     def check_adjacency(self, adjacency: str) -> None:
         """Raises ValueError where the neighbouring relation is not defined for this scheme."""
         if adjacency == "add_or_remove_one":
@@ -138,28 +118,9 @@ class Sampling:
                 "add_or_remove_one. Pass adjacency='zero_out'."
             )
 
-    def assumptions(self) -> tuple[str, ...]:
-        """Sentences about the sampling that have to be true for a guarantee to hold."""
-        return (
-            Declared(
-                f"The number of examples ({self.num_examples}) and the lot size ({self.lot_size}) "
-                "are public."
-            ),
-            "Every sum was divided by the lot size, a constant.",
-            *(sentence.format(self=self) for sentence in self.drawn),
-        )
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _CoinFlips(Sampling):
-    """Base class of the Poisson schemes: lots of random size."""
-
-    coin_flips: ClassVar[bool] = True
-    random_sizes: ClassVar[bool] = True
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Poisson(_CoinFlips):
+class Poisson(Sampling):
     """Poisson sampling: each example is in each lot independently, with probability L/N.
 
     Attributes:
@@ -171,10 +132,8 @@ class Poisson(_CoinFlips):
 
     name: ClassVar[str] = "poisson"
     words: ClassVar[str] = "Poisson lots"
-    drawn: ClassVar[tuple[str, ...]] = (
-        "Every lot was drawn by independent coin flips of probability {self.lot_size}/"
-        "{self.num_examples}, empty lots included.",
-    )
+    coin_flips: ClassVar[bool] = True
+    random_sizes: ClassVar[bool] = True
 
     def __post_init__(self):
         super().__post_init__()
@@ -195,19 +154,9 @@ class Poisson(_CoinFlips):
                 "of make_lots and of train.py, num_examples=N0 and nominal=True of describe."
             )
 
-    def assumptions(self) -> tuple[str, ...]:
-        public, *drawn = super().assumptions()
-        if self.nominal:
-            public = Declared(
-                f"The nominal number of examples ({self.num_examples}), the lot size "
-                f"({self.lot_size}), the number of steps and every schedule were fixed without "
-                "looking at the data."
-            )
-        return public, *drawn
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CyclicPoisson(_CoinFlips):
+class CyclicPoisson(Sampling):
     """Poisson sampling from fixed groups of examples that take turns.
 
     Attributes:
@@ -218,11 +167,8 @@ class CyclicPoisson(_CoinFlips):
 
     name: ClassVar[str] = "cyclic_poisson"
     words: ClassVar[str] = "Poisson lots from groups that take turns"
-    drawn: ClassVar[tuple[str, ...]] = (
-        "Examples were dealt into {self.groups} equal groups whatever they hold, the groups "
-        "took turns, and each example of a step's group was drawn by an independent coin flip "
-        "of probability {self.probability:.6g}, empty lots included.",
-    )
+    coin_flips: ClassVar[bool] = True
+    random_sizes: ClassVar[bool] = True
 
     def __post_init__(self):
         super().__post_init__()
@@ -240,9 +186,6 @@ class Cyclic(Sampling):
 
     name: ClassVar[str] = "cyclic"
     words: ClassVar[str] = "epochs in one fixed order"
-    drawn: ClassVar[tuple[str, ...]] = (
-        "Epochs went through the data in one fixed order that does not depend on it.",
-    )
     whole_epochs: ClassVar[bool] = True
     fixed_order: ClassVar[bool] = True
     random_lots: ClassVar[bool] = False
@@ -254,10 +197,6 @@ class Shuffle(Sampling):
 
     name: ClassVar[str] = "shuffle"
     words: ClassVar[str] = "epochs in a fresh random order"
-    drawn: ClassVar[tuple[str, ...]] = (
-        "Every epoch took each example at most once, in an order that does not depend on what they "
-        "hold.",
-    )
     whole_epochs: ClassVar[bool] = True
     random_lots: ClassVar[bool] = False
 
@@ -268,10 +207,6 @@ class RandomAllocation(Sampling):
 
     name: ClassVar[str] = "random_allocation"
     words: ClassVar[str] = "epochs in which every example is in one random lot"
-    drawn: ClassVar[tuple[str, ...]] = (
-        "In every epoch of {self.steps_per_epoch} lots, each example was put into one of them, "
-        "uniformly and independently of the others, empty lots included.",
-    )
     whole_epochs: ClassVar[bool] = True
     random_sizes: ClassVar[bool] = True
 
@@ -296,7 +231,6 @@ class WithReplacement(_FreshLots):
 
     name: ClassVar[str] = "with_replacement"
     words: ClassVar[str] = "lots of fixed size drawn uniformly with replacement"
-    drawn: ClassVar[tuple[str, ...]] = ("Every lot was {self.lot_size} independent uniform draws.",)
 
     def draws(self, examples: int, tail: float) -> tuple[np.ndarray, float]:
         chance = min(examples / self.num_examples, 1.0)
@@ -309,10 +243,6 @@ class FixedSize(_FreshLots):
 
     name: ClassVar[str] = "fixed_size"
     words: ClassVar[str] = "lots of fixed size drawn uniformly without replacement"
-    drawn: ClassVar[tuple[str, ...]] = (
-        "Every lot was {self.lot_size} different examples, drawn uniformly and afresh in every "
-        "step.",
-    )
 
     def draws(self, examples: int, tail: float) -> tuple[np.ndarray, float] | None:
         if self.lot_size == self.num_examples:
@@ -330,21 +260,7 @@ class Unknown(Sampling):
 
     name: ClassVar[str] = "unknown"
     words: ClassVar[str] = "batches drawn in an unknown way"
-    drawn: ClassVar[tuple[str, ...]] = (
-        "No example was in the same lot twice; it may have been in every lot. Which examples were "
-        "together, and in which order, does not depend on what they hold.",
-        "No lot held more than {self.lot_size} examples.",
-    )
     random_lots: ClassVar[bool] = False
-
-    def assumptions(self) -> tuple[str, ...]:
-        _, divided, *drawn = super().assumptions()
-        public = f"The lot size ({self.lot_size}) is public."
-        return Declared(public), divided, *map(Declared, drawn)
-
-    @property
-    def sizes(self) -> str:
-        return f"of at most {self.lot_size} examples each, every one of which may be in every batch"
 
 
 _CLASSES: dict[str, type[Sampling]] = {

@@ -20,12 +20,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from tfdp._validate import positive
-from tfdp.accounting.analysis import analyse
-from tfdp.accounting.assumptions import Declared
 from tfdp.accounting.composition import directly_proven, in_equal_terms
 from tfdp.accounting.guarantee import Guarantee
 from tfdp.accounting.numerics.privacy_loss import ORDERS, RenyiLoss, rdp_to_epsilon, renyi_of
+from tfdp.accounting.proofs import analyse
 from tfdp.accounting.run import Run
+from tfdp.accounting.sentences import Declared
 
 # Outcomes that are left out count e^epsilon times, so they have to be much rarer than delta.
 _TAILS = 1e-9

@@ -10,19 +10,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfdp.accounting import wording
-from tfdp.accounting.assumptions import START, Declared
+from tfdp.accounting.assumptions import START
 from tfdp.accounting.composition import claimed_composition, proven_composition
 from tfdp.accounting.guarantee import Guarantee, format_epsilon
 from tfdp.accounting.ledger import Ledger
+from tfdp.accounting.meaning import NOT_COVERED, WARNINGS, Facts, meaning
 from tfdp.accounting.run import Run, check_runs
 from tfdp.accounting.search import of_random_search
+from tfdp.accounting.sentences import Declared, all_of
 
 _FIXED_SEARCH = Declared(
     "The number of trials, and noise, lots and steps of each, were fixed beforehand, or follow rules "
     "that use no private results."
 )
-# Attributes that `Statement.meaning` consists of.
-_MEANING = {"belief", "definition", "pair", "comparison", "search"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,15 +34,11 @@ class Statement:
       released: The released values that the guarantees are about.
       neighbours: The neighbouring relation of the proven guarantee, in words.
       claimed, proven: The two guarantees.
-      belief: What the proven guarantee leaves to an observer.
-      definition: What epsilon and delta bound, or nothing where they bound little.
-      pair: What neighbours are.
-      comparison: Why the two epsilons differ, or None.
+      meaning: Sentences that explain the numbers, by topic: one of `meaning.MEANING`, or "search".
       assumptions: Sentences that have to be true for the proven guarantee to hold.
       not_covered: What the guarantees do not cover.
       warnings: Problems of this training or of the chosen delta.
       planned: Whether the runs were described, and not counted by a ledger while they were executed.
-      search: What a search of several trials releases, or None.
 
     Example:
       >>> from tfdp.accounting import Statement, describe
@@ -57,22 +53,11 @@ class Statement:
     neighbours: str
     claimed: Guarantee
     proven: Guarantee
-    belief: str
-    definition: str
-    pair: str
-    comparison: str | None
+    meaning: dict[str, str]
     assumptions: tuple[str, ...]
     not_covered: tuple[str, ...]
     warnings: tuple[str, ...]
     planned: bool = True
-    search: str | None = None
-
-    @property
-    def meaning(self) -> tuple[str, ...]:
-        """Sentences that explain the numbers."""
-        nominal = wording.NOMINAL_LOT if "nominal" in " ".join(self.executed) else None
-        sentences = (self.belief, self.definition, self.pair, nominal, self.comparison, self.search)
-        return tuple(each for each in sentences if each)
 
     @classmethod
     def of(
@@ -134,44 +119,41 @@ class Statement:
         for ledger in trials:
             together.merge(ledger)
         said = cls.of(together.runs, delta, adjacency, planned=False)
-        words = (
+        search = (
             f"This is about a search of {len(trials)} trainings, all of which may be released: their "
             "costs add up."
         )
         assumed = (*said.assumptions, _FIXED_SEARCH) if said.assumptions else ()
-        return dataclasses.replace(said, search=words, assumptions=assumed)
+        return dataclasses.replace(
+            said, meaning=said.meaning | {"search": search}, assumptions=assumed
+        )
 
     @classmethod
     def from_guarantees(
         cls, runs: Sequence[Run], claimed: Guarantee, proven: Guarantee, *, planned: bool = True
     ) -> "Statement":
         """Makes the statement of runs whose guarantees the caller has computed already."""
+        facts = Facts(runs, claimed, proven)
         return cls(
-            executed=wording.counted(wording.executed(run) for run in runs) or ("Nothing yet.",),
+            executed=wording.executed(runs) or ("Nothing yet.",),
             released=f"{proven.released}."
             + (" The guarantee is for all of this together." if runs and not proven.reason else ""),
             neighbours=f"{proven.neighbours} ({proven.adjacency}).",
             claimed=claimed,
             proven=proven,
-            belief=wording.belief(proven) + ("" if proven.vacuous else f" {wording.rates(proven)}"),
-            definition=wording.definition(proven),
-            pair=wording.pair(proven),
-            comparison=wording.comparison(runs, claimed, proven),
+            meaning=meaning(facts),
             assumptions=proven.assumptions or (() if runs else (START["assumed"],)),
-            not_covered=() if math.isinf(proven.epsilon) else wording.NOT_COVERED,
-            warnings=wording.warnings_of(runs, proven),
+            not_covered=() if math.isinf(proven.epsilon) else NOT_COVERED,
+            warnings=all_of(WARNINGS, facts, f=facts),
             planned=planned,
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns a JSON-safe form: the attributes, with `meaning` for those that it consists of."""
-        names = {field.name for field in dataclasses.fields(self)}
-        parts = {name: getattr(self, name) for name in sorted(names - _MEANING)}
-        for name, value in (parts | {"meaning": self.meaning}).items():
-            if isinstance(value, Guarantee):
-                value = value.to_dict()
-            parts[name] = list(value) if isinstance(value, tuple) else value
-        return parts
+        """Returns a JSON-safe form: the attributes, with tuples and `meaning` as lists."""
+        parts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        parts |= {"claimed": self.claimed.to_dict(), "proven": self.proven.to_dict()}
+        parts["meaning"] = [*self.meaning.values()]
+        return {name: [*v] if isinstance(v, tuple) else v for name, v in parts.items()}
 
     def text(self) -> str:
         """Returns the statement as several lines of text for a terminal."""
@@ -220,10 +202,10 @@ class Statement:
     def _lists(self) -> list[tuple[str, tuple[str, ...]]]:
         declared = tuple(each for each in self.assumptions if isinstance(each, Declared))
         lists = [
-            ("What this means", self.meaning),
-            ("The proven guarantee assumes, on your word", declared),
+            ("What this means", tuple(self.meaning.values())),
+            ("Assumptions that you must confirm", declared),
             (
-                "It assumes, and tfdp sees to it where it trains",
+                "Assumptions that tfdp enforces where it trains",
                 tuple(each for each in self.assumptions if each not in declared),
             ),
             ("The claimed figure", self.claimed.assumptions),
@@ -245,8 +227,11 @@ def _of_the_best(trials, delta, adjacency, mean):
         said,
         executed=(f"A random number of trainings, {mean:g} on average.",),
         released=f"The best training only, with {said.released}",
-        comparison="Claimed is for one training by itself, as papers report the best of many.",
-        search="How many trainings there were, the others and their ledgers stay secret.",
+        meaning=said.meaning
+        | {
+            "comparison": "Claimed is for one training by itself, as papers report the best of many.",
+            "search": "The number of trainings, the others and their ledgers stay secret.",
+        },
     )
 
 

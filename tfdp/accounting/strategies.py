@@ -132,21 +132,6 @@ def losses(coefficients: np.ndarray, steps: int) -> tuple[float, float]:
     return float(np.sqrt(np.mean(deviations**2))), float(deviations[-1])
 
 
-def non_increasing(coefficients: np.ndarray) -> np.ndarray:
-    """Smallest sequence above |c| that does not increase."""
-    return np.maximum.accumulate(np.abs(coefficients)[::-1])[::-1]
-
-
-def leftmost_square(coefficients: np.ndarray, steps: int, separation: int) -> float:
-    """||C m||^2 for a record that takes part in steps 0, b, 2b, ..."""
-    rows = -(-steps // separation)
-    padded = np.zeros(rows * separation)
-    padded[: len(coefficients)] = coefficients
-    # Entry t of C m is the sum of c_t, c_{t-b}, c_{t-2b}, ...: a running sum down the columns.
-    response = np.cumsum(padded.reshape(rows, separation), axis=0)
-    return float(np.sum(response.reshape(-1)[:steps] ** 2))
-
-
 def optimized(steps: int, bands: int, objective: str = "mean") -> np.ndarray:
     """Coefficients (c_0 = 1) that minimize ||c|| times the mean or the largest prefix noise.
 

@@ -11,7 +11,7 @@ from tfdp._validate import flag, positive, whole
 from tfdp.accounting.composition import claimed, proven
 from tfdp.accounting.described import describe
 from tfdp.accounting.guarantee import check_delta, format_epsilon
-from tfdp.accounting.mechanisms.dpsgd import DPSGD
+from tfdp.accounting.mechanisms import DPSGD
 from tfdp.accounting.run import Run
 from tfdp.accounting.statements import Statement
 
@@ -22,7 +22,7 @@ _CONDITIONS = {
 }
 _ADVICE = (
     "tf.data's shuffle(...).batch(...) draws no Poisson lots. It is the second case, if the order "
-    "does not depend on what the examples hold. tfdp's fit(x, y) really draws Poisson lots, and its "
+    "does not depend on their contents. tfdp's fit(x, y) really draws Poisson lots, and its "
     "model's own statement is about what was executed."
 )
 _MICROBATCHES = (

@@ -1,225 +1,156 @@
-"""The sentences of a privacy statement, for readers who are not experts."""
+"""The sentences about a run in a privacy statement: what it executed and released, and advice."""
 
 import collections
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 
-from tfdp.accounting.assumptions import INSECURE_SEED
-from tfdp.accounting.contribution import Contribution
-from tfdp.accounting.guarantee import (
-    VACUOUS_ABOVE,
-    Guarantee,
-    delta_warning,
-    format_epsilon,
-    rounded_up,
-)
+from tfdp.accounting import noise_tables
+from tfdp.accounting.mechanisms import SIDPSGD, DiscreteSGD, Matrix, NoisyMechanism, NoMechanism
 from tfdp.accounting.run import Run
+from tfdp.accounting.sampling import Unknown
+from tfdp.accounting.sentences import Table, all_of, always, first_of, mechanism_is, sampling_is
 
-NOT_COVERED = (
-    "Figures computed on private data without noise: training loss and accuracy, other metrics and "
-    "diagnostics, and whatever is computed on validation data, which are not protected at all.",
-    "Choices by such figures: when training ended, which of its checkpoints was kept, hyperparameters, "
-    "the noise or length of later trainings. (Public or held-out data may decide when to end and what "
-    "to keep; trials that are counted here may be compared.)",
-    "Other models that were trained on these data and are not counted here, such as folds, trials of a "
-    "tuner, earlier attempts, and a copy of a saved file that is trained on elsewhere: what they cost "
-    "adds up (Ledger.merge, Statement.of_search).",
-    "What functions of your own do with private data: callbacks between two steps, regularizers, "
-    "constraints, schedules and metrics.",
-    "Attacks on the floating-point representation of the noise.",
-)
-NOMINAL_LOT = (
-    "The nominal lot size is the fixed number that every sum is divided by, however many examples "
-    "were really drawn."
-)
-PAIRS = {
-    "zero_out": "Zero-out means: two data sets are neighbours if they are equal, but {one} may count "
-    "as nothing in one of them: take a place in a lot, and add zero to the sum.",
-    "replace_one": "Replace-one means: two data sets are neighbours if they are equal, but {one} may "
-    "be replaced by anything else.",
-    "add_or_remove_one": "Add-or-remove-one means: two data sets are neighbours if they are equal, "
-    "but {one} may be missing in one of them.",
+# What a guarantee is about: the first row that holds of a run.
+RELEASED: Table = {
+    "no privacy": (mechanism_is(NoMechanism), "weights trained without privacy"),
+    "means": (
+        lambda run: isinstance(run.mechanism, SIDPSGD) and run.mechanism.release != "theta",
+        "one noisy draw of the weights per step, and the un-noised means at the end",
+    ),
+    "noised weights": (
+        mechanism_is(SIDPSGD),
+        "one noisy draw of the weights per step; the means are never released",
+    ),
+    "noisy gradients": (
+        always,
+        "all noisy gradients, hence every intermediate and final weight",
+    ),
 }
-# Above this chance of more, a bound on an observer's belief is no promise.
-_LIKELY = 0.2
-# Above this epsilon, the belief of an observer has practically no bound.
-_LITTLE_ABOVE = 10.0
-_GUESS = {
-    "zero_out": "that {a} took part or counted as nothing",
-    "replace_one": "that {a} is the first or the second of two candidates",
-    "add_or_remove_one": "that {a} is in the data or is not",
+
+# A better mechanism at the same proven epsilon.
+ADVICE: Table = {
+    "means": (
+        mechanism_is(SIDPSGD),
+        "At a constant learning rate, with the same fixed order of lots and the same proven "
+        "epsilon, SI-DPSGD's final weights carry at least DP-SGD's noise, and about twice as much "
+        "after ten epochs: its means keep earlier gradients without noise, and each later step has "
+        "to hide them again.",
+    ),
 }
 
 
-def counted(sentences) -> tuple[str, ...]:
-    """Equal sentences once, with their number."""
-    counts = collections.Counter(sentences)
+def _encoded(run: Run) -> bool:
+    return isinstance(run.mechanism, DiscreteSGD)
+
+
+def _freedom(run: Run) -> bool:
+    return _encoded(run) and run.mechanism.encoding.degrees_of_freedom is not None
+
+
+def _momentum(run: Run) -> bool:
+    linear = isinstance(run.mechanism, SIDPSGD)
+    return linear and bool(run.mechanism.schedule("momentum", run.steps).any())
+
+
+# Parts of the sentence about a run that was executed, or planned.
+EXECUTED: Table = {
+    "name": (always, "{run.mechanism.name}, "),
+    "one step": (lambda run: run.taken is None and run.steps == 1, "1 step"),
+    "steps": (lambda run: run.taken is None and run.steps != 1, "{run.steps} steps"),
+    "planned steps": (
+        lambda run: run.taken is not None,
+        "{run.taken} of {run.steps} planned steps",
+    ),
+    "sampling": (always, " with {run.sampling.words}, "),
+    "unknown lots": (
+        sampling_is(Unknown),
+        "of at most {run.sampling.lot_size} examples each, every one of which may be in every batch",
+    ),
+    "nominal lots": (
+        lambda run: run.sampling.random_sizes,
+        "nominally {run.sampling.lot_size} out of {run.sampling.num_examples} examples",
+    ),
+    "lots": (
+        lambda run: not (run.sampling.random_sizes or isinstance(run.sampling, Unknown)),
+        "lots of {run.sampling.lot_size} out of {run.sampling.num_examples} examples",
+    ),
+    "nominal examples": (lambda run: run.sampling.nominal, " (a nominal number)"),
+    "no privacy": (mechanism_is(NoMechanism), ", without privacy"),
+    "noise of a family": (_encoded, ", {run.mechanism.encoding.noise}"),
+    "freedom": (_freedom, " ({run.mechanism.encoding.degrees_of_freedom:g} degrees of freedom)"),
+    "scale": (_encoded, " noise of scale {noise}"),
+    "noise": (
+        lambda run: isinstance(run.mechanism, NoisyMechanism) and not _encoded(run),
+        ", noise multiplier {noise}",
+    ),
+    "strategy": (mechanism_is(Matrix), " correlated by {run.mechanism.strategy.name}"),
+    "bands": (
+        lambda run: isinstance(run.mechanism, Matrix) and run.mechanism.strategy.bands is not None,
+        " of {run.mechanism.strategy.bands} bands",
+    ),
+    "update rule": (mechanism_is(SIDPSGD), ", update rule {run.mechanism.optimizer}"),
+    "momentum": (
+        lambda run: _momentum(run) and not run.mechanism.nesterov,
+        " with momentum {momentum}",
+    ),
+    "Nesterov momentum": (
+        lambda run: _momentum(run) and run.mechanism.nesterov,
+        " with Nesterov momentum {momentum}",
+    ),
+    "learning rates": (
+        lambda run: isinstance(getattr(run.mechanism, "learning_rates", None), tuple),
+        ", learning rates {learning_rates}",
+    ),
+    "adaptive clipping": (
+        lambda run: run.contribution.adaptive_clipping,
+        " (adaptive clipping included)",
+    ),
+    "groups of weights": (
+        lambda run: run.contribution.clip_groups > 1,
+        ", clipping {run.contribution.clip_groups} groups of weights, each to the clip norm",
+    ),
+    "microbatches": (
+        lambda run: run.contribution.microbatch_size > 1,
+        ", clipping the mean gradient of {run.contribution.microbatch_size} examples at a time, so "
+        "that one example can change it by twice the clip norm",
+    ),
+    "lot statistics": (
+        lambda run: run.contribution.batch_statistics,
+        ", normalized by statistics of the lot, so that one example changes the gradients of all "
+        "others",
+    ),
+    "end": (always, "."),
+}
+
+
+def released(run: Run) -> str:
+    """The released values that a guarantee about the run is about."""
+    return first_of(RELEASED, run)
+
+
+def advice(run: Run) -> str | None:
+    """A sentence about a better mechanism at the same proven epsilon, or None."""
+    return first_of(ADVICE, run)
+
+
+def executed(runs: Iterable[Run]) -> tuple[str, ...]:
+    """The sentences about runs that were executed; equal ones once, with their number."""
+    counts = collections.Counter(map(_executed, runs))
     return tuple(f"{n} times: {each}" if n > 1 else each for each, n in counts.items())
 
 
-def executed(run: Run) -> str:
-    """What was executed, in a sentence or two."""
-    steps = f"{run.steps} step{'s' if run.steps != 1 else ''}"
-    counted = ""
+def _executed(run: Run) -> str:
+    if isinstance(run.mechanism, NoMechanism) and run.sampling.num_examples == 1:
+        # A run that stands for unaccounted training; only its reason is known.
+        return run.mechanism.reason
+    tables = {
+        name: noise_tables.words(value, run.steps)
+        for name in ("noise_multiplier", "momentum", "learning_rates")
+        if (value := getattr(run.mechanism, name, None)) is not None
+    }
+    words = all_of(EXECUTED, run, run=run, noise=tables.pop("noise_multiplier", ""), **tables)
     if run.taken is not None:
-        steps = f"{run.taken} of {run.steps} planned steps"
-        counted = (
+        words += (
             f" All {run.steps} steps are counted, because results may have decided when to stop, or "
-            "which weights to keep."
+            "which weights to keep.",
         )
-    words = run.mechanism.executed_words(run)
-    if words is not None:
-        return words + counted
-    nominal = " (a nominal number)" if run.sampling.nominal else ""
-    return (
-        f"{run.mechanism.name}, {steps} with {run.sampling.words}, {run.sampling.sizes}{nominal}"
-        f"{run.mechanism.noise_words(run.steps)}{_clipping(run.contribution)}.{counted}"
-    )
-
-
-def _clipping(contribution: Contribution) -> str:
-    """How gradients were clipped, where it is not one by one to one clip norm."""
-    size, groups = contribution.microbatch_size, contribution.clip_groups
-    words = " (adaptive clipping included)" if contribution.adaptive_clipping else ""
-    if groups > 1:
-        words += f", clipping {groups} groups of weights, each to the clip norm"
-    if size > 1:
-        words += (
-            f", clipping the mean gradient of {size} examples at a time, so that one example can "
-            "change it by twice the clip norm"
-        )
-    if contribution.batch_statistics:
-        words += (
-            ", normalized by statistics of the lot, so that one example changes the gradients of all "
-            "others"
-        )
-    return words
-
-
-def pair(proven: Guarantee) -> str:
-    """What neighbours are, and whether their distance is bridged by group privacy."""
-    users = proven.max_examples_per_user > 1
-    words = PAIRS[proven.adjacency].format(one="all records of one user" if users else "one record")
-    if proven.changes == 1:
-        return words
-    return (
-        f"{words} Neighbours are up to {proven.changes} single changes apart, and the proven figure "
-        "follows from the cost of one (group privacy)."
-    )
-
-
-def belief(proven: Guarantee) -> str:
-    """Explains what a proven epsilon means for one record."""
-    if math.isinf(proven.epsilon):
-        return "An infinite epsilon promises nothing: an observer may become certain of a record."
-    if proven.epsilon > VACUOUS_ABOVE:
-        return (
-            "An epsilon this large gives no meaningful protection: an observer may become as good as "
-            "certain of a record."
-        )
-    if proven.epsilon == 0:
-        return (
-            f"Epsilon 0: with and without a record, the chances of whatever may be released differ by "
-            f"at most delta = {proven.delta:g}."
-        )
-    users = proven.max_examples_per_user > 1
-    whose = "all records of one user" if users else "one record"
-    guess = _GUESS[proven.adjacency].format(a="a certain user" if users else "a certain record")
-    belief, chance = 100 / (1 + math.exp(-proven.epsilon)), proven.chance_of_more
-    start = f"Epsilon {format_epsilon(proven.epsilon)}, for {whose}: "
-    observer = f"an observer who knows every other record, and holds it as likely as not {guess}, "
-    if belief > 99.9:
-        return f"{start}{observer}may become all but certain of it: this promises little."
-    if chance > _LIKELY:
-        return f"{start}how sure an observer may become of the truth has no useful bound here."
-    return (
-        f"{start}{observer}is at most {float(rounded_up(belief, 3)):g}% sure of the truth afterwards, "
-        f"except with a chance of at most {float(rounded_up(chance, 2)):.2g} (which is not delta)."
-    )
-
-
-def definition(proven: Guarantee) -> str:
-    """What epsilon and delta bound together."""
-    if proven.epsilon > _LITTLE_ABOVE:
-        return ""
-    factor = float(rounded_up(math.exp(proven.epsilon), 3))
-    return (
-        "Epsilon and delta together: whatever is released from one of two neighbours has at most "
-        f"{factor:g} times the chance that it has from the other, plus {proven.delta:g}."
-    )
-
-
-def rates(proven: Guarantee) -> str:
-    """What the guarantee leaves to a test of membership."""
-    who = "users" if proven.max_examples_per_user > 1 else "records"
-    test = (
-        f"A test of membership that wrongly accuses 1% of the {who} that did not take part finds at "
-        "most {} of those that did"
-    )
-    if proven.adjacency == "replace_one":
-        test = (
-            f"A test of which of two {who} it is that mistakes the first for the second in 1% of "
-            "cases recognizes the second in at most {}"
-        )
-    return (
-        f"{test.format(_percent(proven.tpr(0.01)))}, where blind guesses reach 1% (at 0.1%: "
-        f"{_percent(proven.tpr(0.001))}); whatever the test, the second rate exceeds the first by at "
-        f"most {float(rounded_up(100 * proven.advantage, 3)):g} percentage points."
-    )
-
-
-def _percent(rate: float) -> str:
-    """A rate in percent, rounded up to three digits."""
-    return f"{float(rounded_up(100 * rate, 3)):g}%"
-
-
-def comparison(runs: Sequence[Run], claimed: Guarantee, proven: Guarantee) -> str | None:
-    """Explains why the two epsilons differ, or returns None if they are equal or proven is infinite."""
-    if claimed.epsilon == proven.epsilon or math.isinf(proven.epsilon):
-        return None
-    rely = "Rely on the proven figure."
-    if math.isinf(claimed.epsilon):
-        return f"The paper's formula gives no finite epsilon for this. {rely}"
-    if claimed.adjacency != proven.adjacency and proven.adjacency == "replace_one":
-        return (
-            "Claimed and proven are about different neighbours here: the paper's formula is for one "
-            f"record added or removed. Replacing a record costs about twice as much by itself. {rely}"
-        )
-    if len(runs) > 1:
-        return f"Claimed and proven may differ for each training, and in how they add up. {rely}"
-    if claimed.epsilon > proven.epsilon and not all(run.sampling.coin_flips for run in runs):
-        return (
-            "Claimed is larger than proven here, but only by chance: the paper's formula is for "
-            f"Poisson lots. {rely}"
-        )
-    if claimed.epsilon > proven.epsilon:
-        return (
-            "Claimed is larger than proven here: the paper's formula is looser than the theorem about "
-            f"what was done. {rely}"
-        )
-    return (
-        "Claimed is smaller than proven here: the paper's formula is not for what was done (how lots "
-        "were drawn, users, microbatches, groups of weights, or means that stay without noise). "
-        f"{rely}"
-    )
-
-
-def warnings_of(runs: Sequence[Run], proven: Guarantee) -> tuple[str, ...]:
-    sentences = []
-    if any(run.insecure_seed for run in runs):
-        sentences.append(INSECURE_SEED)
-    if proven.vacuous:
-        sentences.append(
-            "Nothing meaningful is proven about these weights. Do not call them private."
-        )
-    elif proven.epsilon > _LITTLE_ABOVE:
-        sentences.append(
-            f"An epsilon above {_LITTLE_ABOVE:g} promises little: an observer may become all but "
-            f"certain of {'a user' if proven.max_examples_per_user > 1 else 'a record'}."
-        )
-    too_large = delta_warning(
-        proven.delta, max((run.sampling.num_examples for run in runs), default=1)
-    )
-    if too_large and runs:
-        sentences.append(too_large)
-    return tuple(sentences)
+    return "".join(words)

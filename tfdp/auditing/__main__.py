@@ -8,119 +8,121 @@
 guarantee that --guarantee asks for is refuted, 0 if it stands, and 2 if there was no audit.
 """
 
-import functools
+import dataclasses
 import os
 import sys
 import traceback
 from pathlib import Path
 
-from absl import app, flags, logging
+from absl import logging
 
+from tfdp._settings import define, setting, settings_of, typed
 from tfdp.accounting.command import plot
 from tfdp.data.prepared import DataUnavailable
 from tfdp.experiments import command, console
 
-FLAGS = flags.FLAGS
-_PROGRAM = "python -m tfdp.auditing"
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Flags of this command that are no settings of the training."""
+
+    canaries: int = setting("The number of canaries in each training.", 500, group="Audit")
+    runs: int = setting("The number of trainings.", 1)
+    guesses: int | None = setting(
+        "The number of canaries that are guessed in each training, the surest ones. Choose it before "
+        "you see results. By default half of up to 50 canaries, a quarter of up to 200, a tenth above."
+    )
+    observe: str = setting(
+        "What the attacker sees: the weights after every step, as proven guarantees assume, or those "
+        "of the last step.",
+        "every",
+        choices=("every", "last"),
+    )
+    confidence: float = setting("The confidence of the lower bound.", 0.95, interval="(0, 1)")
+    models: int = setting(
+        "The number of models that are trained and attacked.",
+        16,
+        group="Membership",
+        interval="[4, inf)",
+    )
+    examples: int = setting("The number of examples that coins include or leave out.", 500)
+    coins: int = setting(
+        "The seed of the coins that include canaries.", 0, group="Output", interval="[0, inf)"
+    )
+    json: str | None = setting("A file for the whole result.")
+    plot: str | None = setting("A file for the plot: .png, .pdf or .svg.")
+
+
+OPTIONS = settings_of(Options)
+# The group of flags that a task does not use.
+_UNUSED = {"audit": "Membership", "membership": "Audit"}
+define(OPTIONS)
 command.define(sweeps=False)
-for _name, _default, _least, _help in (
-    ("canaries", 500, 1, "How many canaries there are in each training."),
-    ("runs", 1, 1, "How many trainings are made."),
-    ("models", 16, 4, "With `membership`, how many models are trained and attacked."),
-    ("examples", 500, 1, "With `membership`, how many examples coins include or leave out."),
-    ("guesses", None, 1, "How many canaries are guessed in each training, the surest ones. It has to "
-     "be chosen before results are seen; without it a half of up to 50 canaries, a quarter of up to "
-     "200, a tenth above."),
-    ("coins", 0, 0, "The seed of the coins that include canaries."),
-):  # fmt: skip
-    flags.DEFINE_integer(_name, _default, _help, lower_bound=_least)
-flags.DEFINE_enum(
-    "observe",
-    "every",
-    ["every", "last"],
-    "What the attacker sees: the weights after every step, which is what proven guarantees are "
-    "about, or those of the last step.",
-)
-flags.DEFINE_float("confidence", 0.95, "The confidence of the lower bound.", 0.0, 1.0)
-flags.DEFINE_string("json", None, "A file for the whole result.")
-flags.DEFINE_string("plot", None, "A file for the picture: .png, .pdf or .svg.")
-
-# Flags of one task only.
-_OF_AUDIT = ("canaries", "confidence", "guesses", "observe", "runs")
-_OF_MEMBERSHIP = ("examples", "models")
 
 
-def parse(argv):
-    """Parses the flags, or prints --help, or refuses what cannot be parsed in one sentence."""
-    try:
-        arguments = command.parse(argv, sys.modules[__name__])
-        task = _task(arguments)
-        for name in _OF_MEMBERSHIP if task == "audit" else _OF_AUDIT:
-            if FLAGS[name].present:
-                raise ValueError(f"Expected flags that {task} uses. Found --{name}.")
-    except ValueError as error:
-        sys.exit(console.refuse(error, _PROGRAM))
-    return arguments
+def _task(arguments: list[str]) -> str:
+    """The task, "audit" or "membership"; ValueError for a flag that it does not use."""
+    task = arguments[1] if arguments[1:] else "audit"
+    if arguments[2:] or task not in _UNUSED:
+        raise ValueError(f"Expected membership or flags only. Received {' '.join(arguments[1:])}.")
+    for name in typed(OPTIONS):
+        if OPTIONS[name].group == _UNUSED[task]:
+            raise ValueError(f"--{name} has no effect with the task {task}. Leave it out.")
+    return task
 
 
-def _task(arguments) -> str:
-    """What is to be done: "audit" or "membership"."""
-    if arguments[1:] not in ([], ["membership"]):
-        found = " ".join(arguments[1:])
-        raise ValueError(f"Expected flags only, or membership before them. Found {found}.")
-    return arguments[1] if arguments[1:] else "audit"
-
-
-def main(argv):
+def main(argv: list[str]) -> int:
     logging.set_verbosity(logging.WARNING)
     console.prepare_tensorflow()
     try:
+        task, options = _task(argv), Options(**typed(OPTIONS))
         (point,) = command.points(sys.argv)
-        return _done(_task(argv), point)
+        return _done(task, point, options)
     except (ValueError, OSError, DataUnavailable) as error:
-        return console.refuse(error, _PROGRAM)
+        return console.refuse(error)
     except Exception:
         # Not Python's own status 1, which would say that something was refuted.
         traceback.print_exc()
         return 2
 
 
-def _done(task: str, point) -> int:
-    """Does what is asked for, and returns the exit status."""
-    if FLAGS.plot is not None:
-        plot.check(FLAGS.plot)
-    for path in [Path(file) for file in (FLAGS.json, FLAGS.plot) if file]:
+def _done(task: str, point: command.Point, options: Options) -> int:
+    """Does the task and returns the exit status."""
+    if options.plot is not None:
+        plot.check(options.plot)
+    for path in [Path(file) for file in (options.json, options.plot) if file]:
         if not os.access(path.parent, os.W_OK) or path.is_dir():
-            raise ValueError(f"Expected a file in a folder that can be written. Received {path}.")
+            raise ValueError(f"{path} cannot be written. Name a file in a folder that can be.")
     if point.read:
         print(f"Settings: {', '.join(point.read)}", flush=True)
     from tfdp.experiments.audited import attack_experiment, audit_experiment, write
 
-    done, kind = {"training": command.command_of(point.experiment)}, point.experiment.guarantee
+    about = {"training": command.command_of(point.experiment)}
     if task == "membership":
-        found = attack_experiment(
-            point.experiment, examples=FLAGS.examples, models=FLAGS.models, seed=FLAGS.coins
+        attacks = attack_experiment(
+            point.experiment, examples=options.examples, models=options.models, seed=options.coins
         )
-    else:
-        done["guarantee"] = kind
-        found = audit_experiment(
-            point.experiment,
-            canaries=FLAGS.canaries,
-            runs=FLAGS.runs,
-            guesses=FLAGS.guesses,
-            observe=FLAGS.observe,
-            confidence=FLAGS.confidence,
-            seed=FLAGS.coins,
-        )
-    print(found)
-    write(found, done, FLAGS.json, FLAGS.plot)
-    return int(task == "audit" and found.refutes(kind))
+        print(attacks)
+        write(attacks, about, options.json, options.plot)
+        return 0
+    audit = audit_experiment(
+        point.experiment,
+        canaries=options.canaries,
+        runs=options.runs,
+        guesses=options.guesses,
+        observe=options.observe,
+        confidence=options.confidence,
+        seed=options.coins,
+    )
+    print(audit)
+    kind = point.experiment.guarantee
+    write(audit, about | {"guarantee": kind}, options.json, options.plot)
+    return int(audit.refutes(kind))
 
 
 def run() -> None:
     """Runs the command and exits with its status."""
-    console.guarded(functools.partial(app.run, main, flags_parser=parse), _PROGRAM)
+    command.start(main, __doc__)
 
 
 if __name__ == "__main__":

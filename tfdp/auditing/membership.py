@@ -275,12 +275,12 @@ def membership_inference(
                     f"models are pooled. Found proven epsilons {guarantee.epsilon:g} and "
                     f"{stated.epsilon:g}."
                 )
-    values, coins = np.stack(values), np.stack(coins)
-    ratios = [_likelihood_ratio(values, coins, number) for number in range(models)]
+    known, included = np.stack(values), np.stack(coins)
+    ratios = [_likelihood_ratio(known, included, number) for number in range(models)]
     return Membership(
         attacks={
-            "lira": Scores(np.ravel(ratios), coins.ravel()),
-            "loss": Scores(values.ravel(), coins.ravel()),
+            "lira": Scores(np.ravel(ratios), included.ravel()),
+            "loss": Scores(known.ravel(), included.ravel()),
         },
         guarantee=guarantee,
         models=models,

@@ -52,10 +52,15 @@ def draw(found: Audit | Membership, path: str | Path) -> None:
     for (name, scores), color in zip(found.attacks.items(), (ATTACK, CLAIMED), strict=False):
         fpr, tpr = scores.roc()
         fpr, sure = np.maximum(fpr, least), int(np.searchsorted(fpr, _FEW / absent))
-        style = {"where": "post", "color": color, "linewidth": 1.6}
-        axis.step(fpr[sure:], tpr[sure:], label=name, **style)
         few = f"{name}, fewer than {_FEW} false positives"
-        axis.step(fpr[: sure + 1], tpr[: sure + 1], alpha=0.4, linestyle=":", label=few, **style)
+        for rows, label, how, alpha in (
+            (slice(sure, None), name, "-", 1.0),
+            (slice(sure + 1), few, ":", 0.4),
+        ):
+            axis.step(
+                fpr[rows], tpr[rows], where="post", color=color, linewidth=1.6,
+                linestyle=how, alpha=alpha, label=label,
+            )  # fmt: skip
     axis.plot(grid, grid, color=GREY, linewidth=1, linestyle="--", label="guessing")
     axis.set(
         xscale="log", yscale="log", xlim=(least, 1.0), ylim=(least, 1.15),

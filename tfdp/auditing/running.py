@@ -161,7 +161,7 @@ def audit(
     """
     delta, confidence = check_delta(delta), fraction("confidence", confidence)
     runs, seed = whole("runs", runs, 1), whole("seed", seed, 0)
-    stated = {} if stated is None else _given(stated, delta, adjacency)
+    of_kinds = {} if stated is None else _given(stated, delta, adjacency)
     one_of("observe", observe, ("every", "last"))
     if guesses is None:
         guesses = usual_guesses(canaries.count)
@@ -190,7 +190,7 @@ def audit(
     for of_kind in zip(*guarantees, strict=True):
         # Runs together are no better than the worst of them.
         loosest = max(of_kind, key=lambda guarantee: guarantee.epsilon)
-        stated[loosest.kind] = loosest
+        of_kinds[loosest.kind] = loosest
     return Audit(
         bound=one_run(
             sum(of_run.guesses(guesses) for of_run in scores),
@@ -200,7 +200,7 @@ def audit(
             confidence=confidence,
         ),
         scores=Scores.of(scores),
-        guarantees=stated,
+        guarantees=of_kinds,
         runs=runs,
         seed=seed,
         observed=world.seen(observe),

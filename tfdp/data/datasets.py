@@ -223,7 +223,7 @@ def load_split(name: str, split: str, data_dir: str | None = None) -> tuple[np.n
             raise no_split(name, split, splits, "scikit-learn")
         return splits[split]
     if spec.row:  # both parts may be from one split, which then must not be taken for one of them
-        split = {"train": spec.train_split, "test": spec.test_split}.get(split, split)
+        split = {"train": spec.train_split, "test": spec.test_split}.get(split) or split
     return _examples(prepared(spec.builder or name, data_dir, spec.host), spec, split)
 
 

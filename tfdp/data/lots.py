@@ -129,7 +129,7 @@ class Lots(abc.ABC):
         x, y = as_arrays(x, "x"), as_arrays(y, "y")
         self.available_examples = common_length(x, y)
         self.nominal = self._nominal_examples is not None
-        self.num_examples = self._nominal_examples if self.nominal else self.available_examples
+        self.num_examples: int = self._nominal_examples or self.available_examples
         self.process_id = os.getpid()
         limit = f"Use at most the {'nominal ' if self.nominal else ''}number of examples."
         self.lot_size = whole("lot_size", lot_size, 1, self.num_examples, remedy=limit)

@@ -95,8 +95,8 @@ def described(name: str, features, text: Sequence[str] = ()) -> Spec:
         return Spec(shape, **known)
     if not text and len(texts) != 1:
         raise ValueError(
-            f"Expected a data set with an image or with one text. Found {name!r} with {shown}. Name "
-            "the features that make up a text, such as --text_features=title,description."
+            f"Expected a data set with an image or with one text. Found {name!r} with {shown}. In "
+            "Python, name the features that make up a text: text_features=('title', 'description')."
         )
     return Spec((), text=tuple(text) or tuple(texts), **known)
 

@@ -48,8 +48,8 @@ def audit_experiment(experiment: Experiment, *, canaries: int = 500, **options) 
     """
     if not experiment.private:
         raise ValueError(
-            "Expected an experiment with a private mechanism. Received mechanism='none', which states "
-            "no epsilon to refute. Its model can be attacked: python -m tfdp.auditing membership"
+            "mechanism='none' states no epsilon that an audit could refute. Attack its model instead: "
+            "python -m tfdp.auditing membership."
         )
 
     def train(world):
@@ -67,7 +67,7 @@ def audit_experiment(experiment: Experiment, *, canaries: int = 500, **options) 
 def attack_experiment(
     experiment: Experiment, *, examples: int = 500, models: int = 16, seed: int = 0
 ) -> Membership:
-    """Runs the black-box attacks on an experiment: what one gets who sees the released model only.
+    """Runs the attacks of somebody who sees only the released model.
 
     Args:
         experiment: the settings, with or without privacy.
@@ -110,7 +110,7 @@ def write(
     json_file: str | os.PathLike | None = None,
     plot_file: str | os.PathLike | None = None,
 ) -> None:
-    """Writes what was found, beside the JSON-safe facts `about`, and draws it with matplotlib."""
+    """Writes a result with the JSON-safe facts `about`, and plots it with matplotlib."""
     if json_file is not None:
         with replaced_whole(json_file) as path, open(path, "w") as opened:
             json.dump(about | found.to_dict(), opened, indent=2)
@@ -118,6 +118,6 @@ def write(
     if plot_file is None:
         return
     if importlib.util.find_spec("matplotlib") is None:
-        logging.warning("No picture: matplotlib is not installed (pip install 'tfdp[plot]').")
+        logging.warning("No plot: matplotlib is not installed (pip install 'tfdp[plot]').")
     else:
         draw(found, plot_file)

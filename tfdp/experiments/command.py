@@ -1,7 +1,7 @@
 """From a command line to trainings: where the value of each setting comes from.
 
     command.define()
-    app.run(main, flags_parser=command.parse)       # and in main:
+    command.start(main, __doc__)                # and in main:
     points = command.points(sys.argv)
 
 A setting has its default, unless a source sets it. From the weakest source to the strongest:
@@ -22,17 +22,16 @@ import functools
 import itertools
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from absl import flags
+from absl import app, flags
 
 import tfdp
+from tfdp import _settings
 from tfdp._validate import did_you_mean
-from tfdp.accounting.mechanisms.registry import mechanism_class, mechanism_names
-from tfdp.experiments.console import command_line
+from tfdp.experiments import console
 from tfdp.experiments.settings import SETTINGS, Experiment
 
 _PACKAGE = Path(tfdp.__file__).parent
@@ -40,14 +39,6 @@ _PACKAGE = Path(tfdp.__file__).parent
 FLAG_FILES = next(p for p in (_PACKAGE / "flags", _PACKAGE.parent / "flags") if p.is_dir())
 RECIPES = FLAG_FILES / "defaults"
 _DEFAULTS = {name: known.default for name, known in SETTINGS.items()}
-_DEFINE = {
-    bool: flags.DEFINE_bool,
-    int: flags.DEFINE_integer,
-    float: flags.DEFINE_float,
-    str: flags.DEFINE_string,
-}
-# The words that ask for the help text.
-_HELP = {"--help", "-help", "-h", "-?", "--helpshort"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,17 +65,12 @@ class Point:
 
 def command_of(experiment: Experiment) -> str:
     """Returns the command for an experiment, without its folder and what run.json leaves out."""
-    return f"{command_line()} --flagfile={os.devnull} {experiment}"  # so that no recipe is read
+    return f"{console.command_line()} --flagfile={os.devnull} {experiment}"  # so that no recipe is read
 
 
 def define(flag_values: flags.FlagValues = flags.FLAGS, sweeps: bool = True) -> None:
-    """Defines a flag for every setting, in its group, and, if `sweeps`, the flag --sweep."""
-    for name, known in SETTINGS.items():
-        listed = "" if known.allowed is None else f" One of: {', '.join(known.allowed)}."
-        if name == "mechanism":
-            listed = "".join(f"\n{m}: {mechanism_class(m).summary}." for m in mechanism_names())
-        here = {"flag_values": flag_values, "module_name": known.group}
-        _DEFINE[known.kind](name, known.default, known.help + listed, **here)
+    """Defines a flag for every setting, and, if `sweeps`, the flag --sweep."""
+    _settings.define(SETTINGS, flag_values)
     if sweeps:
         flags.DEFINE_multi_string(
             "sweep",
@@ -96,35 +82,28 @@ def define(flag_values: flags.FlagValues = flags.FLAGS, sweeps: bool = True) -> 
 
 
 def parse(
-    argv: Sequence[str],
-    module: ModuleType | None = None,
-    flag_values: flags.FlagValues = flags.FLAGS,
+    argv: Sequence[str], doc: str | None = None, flag_values: flags.FlagValues = flags.FLAGS
 ) -> list[str]:
-    """Parses flags; what is typed wins over flag files, wherever it is typed.
+    """Like `tfdp._settings.parse`; typed flags win over flag files, wherever they are typed."""
+    files, others = _split(argv)
+    return _settings.parse([argv[0], *map(_flagfile, files), *others], doc, flag_values)
+
+
+def start(main: Callable[[list[str]], int], doc: str | None) -> None:
+    """Runs a command and exits with its status.
 
     Args:
-        argv: the command line, with the program's name.
-        module: the module of the program: with --help, its docstring and its flags are printed, with
-            the groups of the settings, and the process ends.
-        flag_values: the defined flags.
-
-    Returns:
-        The words that are no flags, after the program's name.
-
-    Raises:
-        ValueError: a flag is unknown or has a value of another type.
+        main: a function of the words that are no flags, after the name of the program.
+        doc: the docstring of the command, for --help.
     """
-    files, typed = _split([word for word in argv if word not in _HELP])
-    try:
-        words = flag_values([argv[0], *map(_flagfile, files), *typed])
-    except flags.Error as error:
-        raise ValueError(str(error)) from error
-    if _HELP & {*argv}:
-        groups = dict.fromkeys([module.__name__, "Sweeps", *(k.group for k in SETTINGS.values())])
-        print(module.__doc__.strip(), *map(flag_values.module_help, groups), sep="\n")
-        print("\n--helpfull lists absl's own flags as well.")
-        sys.exit(0)
-    return words
+
+    def parser(argv: Sequence[str]) -> list[str]:
+        try:
+            return parse(argv, doc)
+        except ValueError as error:
+            sys.exit(console.refuse(error))
+
+    console.guarded(functools.partial(app.run, main, flags_parser=parser))
 
 
 def points(argv: Sequence[str], recipes: Path | None = RECIPES) -> list[Point]:
@@ -140,9 +119,8 @@ def points(argv: Sequence[str], recipes: Path | None = RECIPES) -> list[Point]:
     files, words = _split(argv)
     typed, typed_sweeps = _source(words)
     filed, sweeps = _source(map(_flagfile, files), "In a flag file: ")
-    replaced = {*typed, *typed_sweeps}
-    replaced |= {SETTINGS[name].rival for name in replaced}
-    swept = {name: texts for name, texts in sweeps.items() if name not in replaced} | typed_sweeps
+    given = typed.keys() | typed_sweeps.keys()
+    swept = {n: t for n, t in sweeps.items() if not given & {n, SETTINGS[n].rival}} | typed_sweeps
     found = []
     for row in itertools.product(*swept.values()):  # the first sweep varies slowest
         texts = dict(zip(swept, row, strict=True))
@@ -159,7 +137,7 @@ def override(weaker: Mapping[str, Any], stronger: Mapping[str, Any]) -> dict[str
     (`epochs` for `steps`), and what has no effect beside it (`momentum` with `optimizer=adam`).
     """
     rivals = {SETTINGS[name].rival for name in stronger}
-    values = {name: value for name, value in weaker.items() if name not in rivals} | stronger
+    values = {n: value for n, value in weaker.items() if n not in rivals} | dict(stronger)
     causes = set(stronger)
     while silenced := {
         name
@@ -177,15 +155,11 @@ def _source(words: Iterable[str], where: str = "") -> tuple[dict[str, Any], dict
     define(known)
     try:
         known(["", *words], known_only=True)
-        fixed = {name: known[name].value for name in SETTINGS if known[name].present}
-        for name, value in fixed.items():
-            SETTINGS[name].check(value)
+        fixed = _settings.typed(SETTINGS, known)
         swept = _swept(known["sweep"].value or ())
         if twice := sorted(fixed.keys() & swept.keys()):
             raise ValueError(f"--{twice[0]} is set and swept. Leave one out.")
-        names = fixed.keys() | swept.keys()
-        if rivals := sorted(name for name in names if SETTINGS[name].rival in names):
-            raise ValueError(f"Expected one of --{' and --'.join(rivals)}. Received both.")
+        _settings.check_rivals(SETTINGS, fixed.keys() | swept.keys())
     except (flags.Error, ValueError) as error:
         raise ValueError(f"{where}{error}") from error
     return fixed, swept

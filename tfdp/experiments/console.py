@@ -1,4 +1,4 @@
-"""How a command that trains begins and ends in a terminal.
+"""Start and end of a command that trains, in a terminal.
 
 This module imports neither TensorFlow nor Keras.
 """
@@ -13,28 +13,28 @@ from pathlib import Path
 
 
 def command_line() -> str:
-    """How the user starts this command: python train.py, or tfdp-train where tfdp is installed."""
+    """The command that trains: python train.py, or tfdp-train if that is running."""
     return "tfdp-train" if Path(sys.argv[0]).stem == "tfdp-train" else "python train.py"
 
 
-def refuse(error: Exception, name: str | None = None) -> int:
-    """Prints an error that the user can correct, with its notes; returns the exit status.
+def _program() -> str:
+    """The command as the user types it: train.py, tfdp-train or python -m tfdp.auditing."""
+    path = Path(sys.argv[0])
+    return f"python -m tfdp.{path.parent.name}" if path.name == "__main__.py" else path.name
 
-    Args:
-        error: the error.
-        name: what the user calls the command; None for train.py or tfdp-train.
-    """
+
+def refuse(error: Exception) -> int:
+    """Prints an error that the user can correct, with its notes; returns the exit status."""
     said = " ".join([str(error), *getattr(error, "__notes__", ())])
-    print(f"{name or command_line().split()[-1]}: error: {said}", file=sys.stderr, flush=True)
+    print(f"{_program()}: error: {said}", file=sys.stderr, flush=True)
     return 2
 
 
-def guarded(command: Callable[[], object], name: str | None = None) -> None:
+def guarded(command: Callable[[], int | None]) -> None:
     """Runs a command and exits with its status; Ctrl-C and SIGTERM print one line, no traceback.
 
     Args:
         command: a function that ends with SystemExit or returns an exit status.
-        name: as in `refuse`.
     """
     signal.signal(signal.SIGTERM, _terminate)
     try:
@@ -42,7 +42,7 @@ def guarded(command: Callable[[], object], name: str | None = None) -> None:
     except KeyboardInterrupt as interruption:
         notes = getattr(interruption, "__notes__", ())
         said = " ".join(["interrupted.", *notes])
-        print(f"\n{name or command_line().split()[-1]}: {said}", file=sys.stderr, flush=True)
+        print(f"\n{_program()}: {said}", file=sys.stderr, flush=True)
         sys.exit(128 + (interruption.args or (signal.SIGINT,))[0])
 
 
@@ -51,15 +51,13 @@ def _terminate(number, frame):
 
 
 def prepare_tensorflow() -> None:
-    """Sets how TensorFlow, which is not imported yet, computes and logs, unless the user has decided.
+    """Sets the kernels and the log of TensorFlow before it is imported, unless the user has set them.
 
-    The kernels of oneDNN: TensorFlow itself uses them only on CPUs with instructions for neural
-    networks, such as AVX512 VNNI. On others private steps of convolutions take several times as long
-    without them, and TensorFlow has no gradients of dilated convolutions, nor those of grouped ones at
-    their inputs. This was measured on x86 only, so elsewhere the choice is TensorFlow's.
+    Without the kernels of oneDNN, which TensorFlow uses by itself on some CPUs only, private steps of
+    convolutions take several times as long, and some convolutions have no gradients
+    (docs/decisions/command_line.md). This was measured on x86 only.
 
-    The log: errors only. Its warning that functions are traced again is left out, since each point of a
-    sweep has a model of its own, which has to be traced.
+    The log has errors only, since each point of a sweep makes TensorFlow warn of retracing.
     """
     if platform.machine() in ("x86_64", "AMD64"):
         os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")

@@ -13,8 +13,7 @@ import numpy as np
 
 from tfdp.accounting import Contribution, PrivacyBudget, Run, noise_for
 from tfdp.accounting.choices import CorrelatedNoise
-from tfdp.accounting.mechanisms.none import NoMechanism
-from tfdp.accounting.mechanisms.registry import mechanism_class
+from tfdp.accounting.mechanisms import NoMechanism, mechanism_class
 from tfdp.experiments.settings import Experiment
 from tfdp.optimizers import MECHANISMS, NoisySGD
 from tfdp.training.describe import planned_run
@@ -33,18 +32,11 @@ def complete(experiment: Experiment, num_examples: int) -> Experiment:
     if "strategy" not in mechanism_class(experiment.mechanism).settings:
         return experiment
     per_epoch = max(1, num_examples // experiment.batch_size)
-    noise = CorrelatedNoise(
+    noise = CorrelatedNoise.of(
+        experiment,
         num_examples=num_examples,
         lot_size=experiment.batch_size,
         steps=experiment.steps or max(1, round(experiment.epochs * per_epoch)),
-        sampling=experiment.sampling,
-        delta=experiment.delta,
-        epsilon=experiment.epsilon,
-        adjacency=experiment.adjacency,
-        strategy=experiment.strategy,
-        bands=experiment.bands,
-        groups=experiment.groups,
-        objective=experiment.objective,
     ).completed()
     chosen = {name: getattr(noise, name) for name in ("strategy", "bands", "groups")}
     return dataclasses.replace(experiment, **chosen)
@@ -104,12 +96,12 @@ def make_optimizer(
 
 def _parameters(kind: type) -> list[str]:
     """Returns the named parameters of a constructor and of those that get its other keywords."""
-    names = {}
+    names: dict[str, None] = {}
     for parent in kind.__mro__:
         if parent is keras.optimizers.Optimizer:
             break
         if "__init__" in vars(parent):
-            named = inspect.signature(parent.__init__).parameters.values()
+            named = inspect.signature(vars(parent)["__init__"]).parameters.values()
             names |= {
                 p.name: None for p in named if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
             }
@@ -132,7 +124,9 @@ def plan(experiment: Experiment, lots, steps: int, model: keras.Model) -> Run:
         return Run(
             mechanism=NoMechanism(), sampling=sampling_of(lots), steps=steps, contribution=clip
         )
-    noise = 1.0 if experiment.noise_multiplier is None else experiment.noise_multiplier
+    noise: float | list[float] = 1.0
+    if experiment.noise_multiplier is not None:
+        noise = experiment.noise_multiplier
     if experiment.noise_decay is not None:
         epochs = np.arange(steps) // lots.steps_per_epoch
         noise = [float(each) for each in noise * experiment.noise_decay**epochs]

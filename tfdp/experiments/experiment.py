@@ -6,23 +6,27 @@ import math
 import operator
 import os
 import time
+from collections.abc import Mapping
 
 import keras
 import numpy as np
 
 from tfdp import data
+from tfdp._compat.keras import layers_of
 from tfdp.accounting import Guarantee, Run, Statement
 from tfdp.callbacks import BackupAndRestore, PrivacyProgress, PrivacyTensorBoard
 from tfdp.experiments import network
 from tfdp.experiments.construction import budget, complete, make_optimizer, plan
-from tfdp.experiments.curves import Curve, accuracy_of, curve_of
 from tfdp.experiments.run_folder import RunFolder
 from tfdp.experiments.settings import Experiment
+from tfdp.layers import NoisyWeights
 from tfdp.training.dp_model import make_private
-from tfdp.training.export import plain_copy
+from tfdp.training.export import plain_copy, values_into
 
 # The file with the metrics of the epochs of a plain training.
 _LOGS = "epochs.csv"
+# The name of the test accuracy in the logs of an epoch.
+_TEST = "test_accuracy"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,7 +116,7 @@ def run(
     planned = _compile(task)
     callbacks = []  # the first ones add to the logs that the others see
     if experiment.test_every is not None:
-        callbacks.append(Curve(task.dataset.x_test, task.dataset.y_test, experiment))
+        callbacks.append(_Curve(task.dataset.x_test, task.dataset.y_test, experiment))
     if experiment.private:
         callbacks.append(
             PrivacyProgress(experiment.delta, experiment.guarantee, experiment.adjacency)
@@ -201,15 +205,12 @@ def _saving(task, folder, every) -> list[keras.callbacks.Callback]:
     """The callbacks that write TensorBoard's log and, at last, the state of the training."""
     experiment, delta = task.experiment, task.experiment.delta
     if experiment.private:
+        adjacency = experiment.adjacency
         backup = BackupAndRestore(
-            folder.backup,
-            every,
-            delete_checkpoint=False,
-            delta=delta,
-            adjacency=experiment.adjacency,
+            folder.backup, every, delete_checkpoint=False, delta=delta, adjacency=adjacency
         )
         task.model.privacy.plan(steps=task.steps)  # several calls of fit take them
-        return [PrivacyTensorBoard(folder.log_dir, delta, experiment.adjacency), backup]
+        return [PrivacyTensorBoard(folder.log_dir, delta, adjacency), backup]
     os.makedirs(folder.backup, exist_ok=True)
     return [
         keras.callbacks.TensorBoard(folder.log_dir, write_graph=False),
@@ -232,7 +233,8 @@ def _logged(folder) -> dict[int, dict]:
 
 def _fit(task, verbose, callbacks) -> dict[int, dict]:
     """Trains whole epochs, then a short one for the rest; returns the metrics of every epoch."""
-    per_epoch, epochs = task.lots.steps_per_epoch, {}
+    per_epoch = task.lots.steps_per_epoch
+    epochs: dict[int, dict] = {}
     whole, rest = divmod(task.steps, per_epoch)
     for first, number, length in ((0, whole, per_epoch), (whole, bool(rest), rest)):
         if not number:
@@ -262,12 +264,12 @@ def _evaluate(task, planned, epochs, seconds) -> Result:
         experiment=experiment,
         model=model,
         runs=runs,
-        test_accuracy=accuracy_of(plain_copy(model), dataset.x_test, dataset.y_test, experiment),
+        test_accuracy=_accuracy(plain_copy(model), dataset.x_test, dataset.y_test, experiment),
         statement=Statement.of(runs, experiment.delta, experiment.adjacency, planned=False),
         seconds=seconds,
         # Of an epoch that a crash lost, nothing is known.
         history={n: [logs.get(n, math.nan) for logs in epochs.values()] for n in names},
-        curve=curve_of(epochs),
+        curve=_curve_of(epochs),
         notes=task.notes,
     )
 
@@ -298,3 +300,58 @@ def _finished_runs(task, planned) -> tuple[Run, ...]:
     if experiment.private:
         return tuple(model.privacy.ledger.runs)
     return (planned.with_steps(int(model.optimizer.iterations.numpy())),)
+
+
+def _accuracy(released: keras.Model, x, y: np.ndarray, experiment: Experiment) -> float:
+    """Returns the accuracy of a released model; with weight noise, the mean over several draws."""
+    right = total = 0
+    noisy = [la for la in layers_of(released, itself=True) if isinstance(la, NoisyWeights)]
+    for _ in range(experiment.noise_draws if noisy else 1):
+        # In parts, since the logits of every character of a large test split would fill the memory.
+        for first in range(0, len(y), 5000):
+            part = slice(first, first + 5000)
+            rows = keras.tree.map_structure(operator.itemgetter(part), x)
+            logits = released.predict(rows, batch_size=500, verbose=0)
+            right += np.sum(np.argmax(logits, axis=-1) == y[part])
+            total += y[part].size
+        for layer in noisy:
+            layer.advance_noise()
+    return float(right / total)
+
+
+class _Curve(keras.callbacks.Callback):
+    """Adds the test accuracy of the current release to the logs of an epoch.
+
+    Formal guarantee: the accuracy is a function of weights between two steps, and the proven epsilon of
+    every mechanism covers the weights after each step. Epochs in between have NaN.
+
+    Args:
+        x, y: the test examples.
+        experiment: the settings; its `test_every` is the number of epochs between two measurements.
+    """
+
+    def __init__(self, x, y: np.ndarray, experiment: Experiment):
+        super().__init__()
+        self._x, self._y, self._experiment, self._released = x, y, experiment, None
+
+    def on_epoch_end(self, epoch, logs=None):
+        # Keras keeps the values of a metric by their order, so that every epoch needs one.
+        logs[_TEST] = math.nan
+        if (epoch + 1) % self._experiment.test_every == 0:
+            logs[_TEST] = _accuracy(self._release(), self._x, self._y, self._experiment)
+
+    def _release(self):
+        """The current release."""
+        if self._released is None:
+            self._released = plain_copy(self.model)
+        else:
+            values_into(self._released, self.model)
+        if self._experiment.private and self._experiment.release == "mu":
+            self.model.optimizer.release_means(self._released.trainable_variables)
+        return self._released
+
+
+def _curve_of(epochs: Mapping[int, Mapping]) -> tuple[tuple[int, float], ...]:
+    """Returns ((number of epochs, test accuracy), ...) of the logs of all epochs, by index."""
+    values = ((epoch + 1, float(logs.get(_TEST, math.nan))) for epoch, logs in epochs.items())
+    return tuple((number, value) for number, value in values if not math.isnan(value))

@@ -11,6 +11,7 @@ flags/defaults/<dataset>_<mechanism>.cfg, if there is one. --epsilon is the PROV
 epsilon unless --guarantee=claimed is set. An installed tfdp has this command as tfdp-train.
 """
 
+import dataclasses
 import functools
 import os
 import pathlib
@@ -18,105 +19,95 @@ import shlex
 import sys
 import time
 
-from absl import app, flags, logging
+from absl import logging
 
+from tfdp._settings import define, setting, settings_of, typed
 from tfdp.accounting import BudgetExhausted
 from tfdp.data.prepared import DataUnavailable
 from tfdp.experiments import command, console, run_folder
+from tfdp.experiments.command import Point
 from tfdp.experiments.run_folder import ResultError, ResultExists, RunFolder
 from tfdp.experiments.settings import Experiment
 
-FLAGS = flags.FLAGS
 # Errors that the user can correct.
-_EXPECTED = (
-    ValueError,
-    NotImplementedError,
-    FloatingPointError,
-    DataUnavailable,
-    BudgetExhausted,
-)
+_EXPECTED = (ValueError, NotImplementedError, FloatingPointError, DataUnavailable, BudgetExhausted)
 
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Flags of this command that are no settings of the training."""
+
+    model_dir: str | None = setting(
+        "The folder for run.json, model.keras and TensorBoard's log; by default a new "
+        "runs/<name>_<time>. A --sweep has a subfolder for each point.",
+        group="Result",
+    )
+    overwrite: bool = setting(
+        "Replaces an earlier result in --model_dir. An unfinished training there is resumed "
+        "nevertheless.",
+        False,
+    )
+    checkpoint_every: int | None = setting(
+        "The number of steps between checkpoints, from which a training is resumed after a crash; by "
+        "default every ten seconds, and after each epoch without privacy. They are in "
+        "<model_dir>.unfinished until the result is complete."
+    )
+    audit: bool = setting(
+        "Audits the training afterwards: trains again with canaries, and compares what they reveal "
+        "with both epsilons. `python -m tfdp.auditing` has more settings.",
+        False,
+    )
+
+
+OPTIONS = settings_of(Options)
+define(OPTIONS)
 command.define()
-flags.DEFINE_string(
-    "model_dir",
-    None,
-    "Where run.json, model.keras and TensorBoard's log go; without it a new runs/<name>_<time>. Each "
-    "point of a --sweep has a folder in it.",
-)
-flags.DEFINE_bool(
-    "overwrite",
-    False,
-    "Replace an earlier result in --model_dir. An unfinished training there is resumed all the same.",
-)
-flags.DEFINE_integer(
-    "checkpoint_every",
-    None,
-    "After how many steps the state is written with which a training is resumed after a crash; every "
-    "ten seconds without it, and after each epoch without privacy. It is in <model_dir>.unfinished "
-    "until the result is in place.",
-    lower_bound=1,
-)
-flags.DEFINE_bool(
-    "audit",
-    False,
-    "Attack the training afterwards: train again with canaries, and compare what they show with both "
-    "epsilons. `python -m tfdp.auditing` has more settings.",
-)
 
 
 def run() -> None:
     """Runs the command and exits with its status."""
-    console.guarded(functools.partial(app.run, main, flags_parser=parse))
+    command.start(main, __doc__)
 
 
-def parse(argv):
-    """Parses the flags, or prints --help, or refuses what cannot be parsed in one sentence."""
-    try:
-        arguments = command.parse(argv, sys.modules[__name__])
-        if len(arguments) > 1:
-            raise ValueError(f"Expected flags only. Received {' '.join(arguments[1:])}.")
-    except ValueError as error:
-        sys.exit(console.refuse(error))
-    return arguments
-
-
-def main(argv):
-    del argv
+def main(argv: list[str]) -> int:
     logging.set_verbosity(logging.WARNING)
     try:
+        if argv[1:]:
+            raise ValueError(f"Expected flags only. Received {' '.join(argv[1:])}.")
+        options = Options(**typed(OPTIONS))
         points = command.points(sys.argv)
-        _check(points)
-        folder = _place(points)
+        _check(points, options)
+        folder = _place(points, options)
         if points[0].values:
             run_folder.check_sweep_folder(folder)
     except ValueError as error:
         return console.refuse(error)
     console.prepare_tensorflow()
     if not points[0].values:
-        return _train(points[0], folder)
+        return _train(options, points[0], folder)
     from tfdp.experiments.sweep import train_points
 
-    return train_points(points, folder, _train)
+    return train_points(points, folder, functools.partial(_train, options))
 
 
-def _check(points):
+def _check(points: list[Point], options: Options) -> None:
     """Raises ValueError for flags of this command that do not fit the trainings."""
-    if FLAGS.audit and points[0].values:
+    if options.audit and points[0].values:
         raise ValueError("--audit cannot be combined with --sweep.")
-    if FLAGS.overwrite and points[0].values:  # resumed, it would train finished points again
+    if options.overwrite and points[0].values:  # resumed, it would train finished points again
         raise ValueError("--overwrite cannot be combined with --sweep. Choose another --model_dir.")
-    if FLAGS.audit and not points[0].experiment.private:
+    if options.audit and not points[0].experiment.private:
         raise ValueError("--audit needs a private mechanism. Received --mechanism=none.")
-    if FLAGS.overwrite and not FLAGS.model_dir:
+    if options.overwrite and not options.model_dir:
         raise ValueError(
             "--overwrite needs a --model_dir: without it, every result has a new folder."
         )
 
 
-def _place(points) -> pathlib.Path:
+def _place(points: list[Point], options: Options) -> pathlib.Path:
     """Returns the folder of the result, or, for a sweep, of the results."""
-    if FLAGS.model_dir:
-        return pathlib.Path(FLAGS.model_dir)
+    if options.model_dir:
+        return pathlib.Path(options.model_dir)
     of = points[0].experiment
     name = "sweep" if points[0].values else f"{of.dataset}_{of.mechanism}".replace("/", "-")
     path = first = pathlib.Path("runs", f"{name}_{time.strftime('%Y%m%d-%H%M%S')}")
@@ -127,13 +118,13 @@ def _place(points) -> pathlib.Path:
     return path
 
 
-def _train(point, path) -> int:
+def _train(options: Options, point: Point, path: pathlib.Path) -> int:
     """Trains one point and reports it; prints an error that the user can correct; returns a status."""
-    # Entered before TensorFlow is imported: a place that cannot be written is refused at once.
-    folder = RunFolder(path, point.experiment, overwrite=FLAGS.overwrite)
+    # Entered before TensorFlow is imported, so that an error about the folder comes at once.
+    folder = RunFolder(path, point.experiment, overwrite=options.overwrite)
     try:
         with folder:
-            result = _train_into(folder, point)
+            result = _train_into(options, folder, point)
     except ResultExists as error:
         if not point.values:
             return console.refuse(error)
@@ -147,12 +138,12 @@ def _train(point, path) -> int:
         print(f"{report.one_line(result)} In {_shown(folder.path)}.", flush=True)
         return 0
     report.print_table(result, folder=_shown(folder.path))
-    if FLAGS.audit:
+    if options.audit:
         _audit(point, folder.path)
     return 0
 
 
-def _train_into(folder, point):
+def _train_into(options: Options, folder: RunFolder, point: Point):
     if point.read:
         print(f"Settings: {', '.join(_shown(path) for path in point.read)}")
     print(announcement(point.experiment))
@@ -165,10 +156,10 @@ def _train_into(folder, point):
     try:
         from tfdp.experiments.saving import run_into
 
-        return run_into(folder, 0 if point.values else verbose, FLAGS.checkpoint_every)
+        return run_into(folder, 0 if point.values else verbose, options.checkpoint_every)
     except BaseException as ended:
         if folder.resumable and not isinstance(ended, ResultError):
-            ended.add_note(_how_to_resume(folder, point))
+            ended.add_note(_how_to_resume(options, folder, point))
         raise
 
 
@@ -184,19 +175,19 @@ def announcement(experiment: Experiment) -> str:
     return f"{experiment.mechanism} on {experiment.dataset}, {privacy}: {experiment}"
 
 
-def _how_to_resume(folder, point) -> str:
+def _how_to_resume(options: Options, folder: RunFolder, point: Point) -> str:
     place = os.path.dirname(folder.path) if point.values else folder.path
-    how = "" if FLAGS.model_dir else f" with --model_dir={_shown(place)}"
+    how = "" if options.model_dir else f" with --model_dir={_shown(place)}"
     return f"The unfinished training is kept: the same command{how} resumes it."
 
 
 def _audit(point, folder):
-    """Audits the settings of a result and puts what was found beside it."""
+    """Audits the settings of a result and writes the audit into its folder."""
     from tfdp.experiments import audited
 
     print(
-        "\nAudit: trains again, with 500 canaries among the records. With more records, noise and "
-        "epsilons\nare others: those below are the audited training's.",
+        "\nAudit: trains again with 500 canaries among the records. This changes the noise, so the "
+        "epsilons\nbelow are those of the audited training.",
         flush=True,
     )
     found = audited.audit_experiment(point.experiment)

@@ -1,18 +1,22 @@
 """Makes the data and the network of an experiment ready for training."""
 
 import dataclasses
+import re
+import zlib
+from collections.abc import Sequence
 
 import keras
+import numpy as np
 
 from tfdp import data, models
 from tfdp.data.datasets import kind_of
-from tfdp.experiments import words
 from tfdp.experiments.public_data import public_examples
-from tfdp.experiments.rules import PRIVATE_BATCH, WORD_MODELS, check_model
-from tfdp.experiments.settings import Experiment
+from tfdp.experiments.settings import PRIVATE_BATCH, WORD_MODELS, Experiment, check_model
 from tfdp.experiments.start import begin
 from tfdp.layers import NoisyWeights
+from tfdp.models import NUM_TOKENS
 
+_TOKEN = re.compile(r"\w+|[^\w\s]")
 # With --normalization=private_batch: the weight of a lot in the running statistics (alpha), and their
 # share of the clipped vector.
 _MOVING_RATE, _SHARE = 0.02, 0.2
@@ -36,10 +40,34 @@ def load(experiment: Experiment) -> data.Dataset:
     length = experiment.sequence_length
     return dataclasses.replace(
         dataset,
-        x_train=words.hash_tokens(dataset.x_train, length),
-        x_test=words.hash_tokens(dataset.x_test, length),
+        x_train=hash_tokens(dataset.x_train, length),
+        x_test=hash_tokens(dataset.x_test, length),
         input_shape=(length,),
     )
+
+
+def hash_tokens(texts: Sequence[str], length: int, num_buckets: int = NUM_TOKENS) -> np.ndarray:
+    """Turns texts into rows of token ids by a public hash.
+
+    Nothing is learned from the private texts. A vocabulary built from them would be a release of its
+    own: a rare word in it reveals that somebody wrote the word. A hash depends on the word alone.
+
+    Words are lower-cased; every punctuation mark is a token of its own. The hash is CRC-32, which is
+    the same on every machine and in every run (Python's own `hash` is not).
+
+    Args:
+        texts: the texts.
+        length: tokens per row; longer texts are cut, shorter ones padded with 0 at the end.
+        num_buckets: size of the id space, at least 2, including id 0, which is kept for padding.
+
+    Returns:
+        int32 array of shape (number of texts, length) with values in `[0, num_buckets)`.
+    """
+    rows = np.zeros((len(texts), length), np.int32)
+    for row, text in zip(rows, texts, strict=True):
+        for column, token in enumerate(_TOKEN.findall(str(text).lower())[:length]):
+            row[column] = 1 + zlib.crc32(token.encode()) % (num_buckets - 1)
+    return rows
 
 
 def build(experiment: Experiment, dataset: data.Dataset) -> tuple[keras.Model, tuple[str, ...]]:
@@ -75,8 +103,8 @@ def build(experiment: Experiment, dataset: data.Dataset) -> tuple[keras.Model, t
             "is protected less than a record."
         )
     if experiment.model in WORD_MODELS:
-        words.set_embeddings(model, experiment)
-        notes.append(words.note(experiment))
+        _set_embeddings(model, experiment)
+        notes.append(_about_words(experiment))
     notes += begin(experiment, model)
     return _with_weight_noise(model, experiment), tuple(notes)
 
@@ -107,3 +135,23 @@ def _private_statistics(experiment):
         "rate": _MOVING_RATE / (experiment.learning_rate * _SHARE),
         "statistics": "batch" if experiment.statistics == "batch" else "running",
     }
+
+
+def _set_embeddings(model: keras.Model, experiment: Experiment) -> None:
+    """Freezes the vectors of a freshly drawn network of words, if the experiment says so.
+
+    Frozen ones have the scale of PyTorch's, as those of the papers' models.
+    """
+    layer = model.get_layer("embedding")
+    layer.trainable = experiment.embeddings == "trained"
+    if not layer.trainable:
+        layer.embeddings.assign(keras.random.normal(layer.embeddings.shape))
+
+
+def _about_words(experiment: Experiment) -> str:
+    """Returns the sentence about the words for the record and the model card."""
+    return (
+        f"Words have one of {NUM_TOKENS - 1:,} ids by a fixed public hash (CRC-32). Their vectors are "
+        f"random numbers, {experiment.embeddings}. Of every text, the first "
+        f"{experiment.sequence_length} words and marks are used."
+    )

@@ -1,5 +1,7 @@
 """Public examples that resemble a private data set, for batch normalization and pre-training."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from tfdp._validate import one_of, whole
@@ -32,7 +34,7 @@ def public_examples(name: str, count: int, source: str | None = None, seed: int 
         DataUnavailable: see `tfdp.data.load`.
     """
     one_of("name", name, sorted(PUBLIC), remedy="Use one that has a public counterpart.")
-    shape, source = input_shape(name), source or PUBLIC[name]
+    shape, source = input_shape(name) or (), source or PUBLIC[name]
     fits = [each for each in ("kmnist", "cifar100") if input_shape(each) == shape]
     one_of("source", source, [*fits, "strokes"], remedy=f"{name!r} has images of another shape.")
     if source == "strokes":
@@ -42,7 +44,7 @@ def public_examples(name: str, count: int, source: str | None = None, seed: int 
     return inputs[np.random.default_rng(seed).choice(len(inputs), count, replace=False)]
 
 
-def strokes(count: int, shape: tuple[int, int, int], seed: int = 0) -> np.ndarray:
+def strokes(count: int, shape: Sequence[int], seed: int = 0) -> np.ndarray:
     """Draws float32 images [count, *shape] in [-1, 1] of one or two bent strokes, like digits.
 
     They come from a random number generator alone, so they depend on no data.

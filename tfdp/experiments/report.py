@@ -8,6 +8,7 @@ from rich.table import Table
 
 from tfdp.accounting import Guarantee
 from tfdp.accounting.guarantee import format_epsilon
+from tfdp.accounting.wording import advice
 from tfdp.experiments.command import command_of
 from tfdp.experiments.experiment import Result
 
@@ -36,19 +37,19 @@ def card(result: Result) -> str:
     """Returns the model card in Markdown: the training, the accuracy and the privacy statement."""
     lines = [f"# {result.experiment.model} on {result.experiment.dataset}", ""]
     lines += [f"- {name}: {said}" for name, said in _facts(result)]
-    lines += ["", "Such a model is made by", "", f"    {command_of(result.experiment)}"]
+    lines += ["", "Command:", "", f"    {command_of(result.experiment)}"]
     return "\n".join([*lines, "", result.statement.markdown()])
 
 
 def print_table(result: Result, console: Console | None = None, folder: str | None = None) -> None:
-    """Prints what a person wants to know at the end; the model card has the whole statement.
+    """Prints the results in short; the model card has the whole statement.
 
     Warnings about privacy, and the reason of an infinite epsilon, are always printed.
 
     Args:
         result: the result.
         console: the console to print to; by default the terminal.
-        folder: the folder of the result as the user would type it; None says nothing of it.
+        folder: the folder of the result as the user would type it; None does not mention it.
     """
     said, console = result.statement, console or Console()
     finite = math.isfinite(said.proven.epsilon)
@@ -59,23 +60,23 @@ def print_table(result: Result, console: Console | None = None, folder: str | No
         *_facts(result),
         *(("Warning", sentence) for sentence in said.warnings),
         ("Proven epsilon", _guarantee(said.proven)),
-        ("", said.belief if finite else ""),
+        *(("", said.meaning.get(topic) if finite else "") for topic in ("belief", "rates")),
         ("Claimed epsilon", _guarantee(said.claimed)),
-        ("", said.comparison),
+        ("", said.meaning.get("comparison")),
         ("Released", said.released),
-        ("Compare", result.run.mechanism.advice if finite else ""),
+        ("Compare", advice(result.run) if finite else ""),
     ):
         if words:
             table.add_row(name, escape(words))
     console.print("", table)
-    print("What the guarantee assumes, and what it does not cover, is in the model card.")
+    print("The model card lists the assumptions, and what is not covered.")
     if folder is not None:
         print(f"In {folder}: model.keras (the release), model_card.md, run.json (all figures).")
         print(f"The log: tensorboard --logdir {folder}")
 
 
 def one_line(result: Result) -> str:
-    """Returns the end of one point of a sweep in one line, and its warnings."""
+    """Returns one line about a point of a sweep, with its warnings."""
     figures = (
         f"{g.kind} epsilon {format_epsilon(g.epsilon)}" for g in (result.proven, result.claimed)
     )
@@ -102,7 +103,7 @@ def _facts(result) -> list[tuple[str, str]]:
     if experiment.private:
         facts.append(("Noise", f"multiplier {_noise(run)}"))
     if result.restarts:
-        lost = f"; steps that crashes lost, counted and not in the weights: {result.lost_steps:,}"
+        lost = f"; steps lost in crashes, counted and not in the weights: {result.lost_steps:,}"
         times = "once" if result.restarts == 1 else f"{result.restarts} times"
         facts.append(("Interrupted", f"{times}{lost if experiment.private else ''}"))
     return [*facts, *(("Note", note) for note in result.notes)]

@@ -1,4 +1,4 @@
-"""The folder of a run: its result, which appears whole, and before that the unfinished training.
+"""The folder of a run: the unfinished training, and then its complete result.
 
     NAME/               model.keras, run.json, model_card.md, tensorboard/
     NAME.unfinished/    the training that makes NAME; only its owner may enter it
@@ -8,9 +8,9 @@
         result/         becomes NAME by one renaming
         previous/       the result that is being replaced
 
-`result/` is made when the training begins. With it, the same command resumes. `NAME.unfinished` without
-it has never begun, or its result is in place already: the next process discards it. An earlier result
-in `previous/` goes back to NAME as long as nothing is there.
+`result/` is made when the training begins. With it, the same command resumes. Without it, the training
+never began, or its result is in place already: the next process discards `NAME.unfinished`. An earlier
+result in `previous/` goes back to NAME as long as nothing is there.
 
 This module imports neither TensorFlow nor Keras.
 """
@@ -61,7 +61,7 @@ def read_record(folder: str | os.PathLike) -> dict:
 
 
 def check_sweep_folder(folder: str | os.PathLike) -> None:
-    """Raises ResultError if a folder is, or becomes, one result, so that no sweep may fill it."""
+    """Raises ResultError if a folder belongs to one training, finished or not."""
     if read_record(folder) or os.path.isdir(f"{folder}{UNFINISHED}"):
         raise ResultError(
             f"{folder} is the folder of one training, finished or not. A sweep needs another one."
@@ -144,7 +144,7 @@ class RunFolder:
             raise self.not_written(error) from error
 
     def discard(self) -> None:
-        """Discards the unfinished training, of which nothing may be released then."""
+        """Discards the unfinished training; nothing of it may be released afterwards."""
         self._restore_previous()
         for name in (_RESULT, *os.listdir(self.unfinished)):  # `result` first: it is the mark
             path = self._in(name)
@@ -173,7 +173,7 @@ class RunFolder:
             with Interruptions() as interruptions:
                 self._put_in_place()
                 if interruptions.number is not None:
-                    interruptions.end(f"The result is in its place: {self.path}.")
+                    interruptions.end(f"The result is complete: {self.path}.")
         except OSError as error:
             raise self.not_written(error) from error
 
@@ -181,7 +181,7 @@ class RunFolder:
         """Returns the error for a file that could not be written."""
         then = ""
         if self.resumable:
-            then = " The training is kept: mend that, and run the same command again to resume it."
+            then = " The training is kept: correct that, and the same command resumes it."
         return ResultError(f"The result {self.path} could not be written: {error}.{then}")
 
     def __enter__(self):
@@ -206,7 +206,7 @@ class RunFolder:
         try:
             self._release()
         except OSError as error:
-            logging.warning("What is left in %s was not removed: %s", self.unfinished, error)
+            logging.warning("%s could not be removed: %s", self.unfinished, error)
 
     def _release(self):
         handle, self._lock = self._lock, None
@@ -230,14 +230,14 @@ class RunFolder:
             remedy = "Choose another folder."
             if self.resumable:
                 remedy = f"Move it elsewhere; the same command then resumes {self.unfinished}."
-            raise ResultError(f"{self.path} is no result, and is never replaced. {remedy}")
+            raise ResultError(f"{self.path} is not a result, so it is not replaced. {remedy}")
         if self._overwrite and (others := {*os.listdir(self.path)} - _FILES):
             raise ResultError(
                 f"{self.path} holds {', '.join(sorted(others))} besides a result, and is not replaced. "
                 "Move that elsewhere, or choose another folder."
             )
         if not self._overwrite:
-            remedy = "Choose another folder, or say --overwrite (in Python: overwrite=True)."
+            remedy = "Choose another folder, or pass --overwrite (in Python: overwrite=True)."
             before = record.get("settings", {})
             self._compare(f"The result in {self.path}", before, self._settings, remedy)
             also = " An unfinished training is to replace it." if self.resumable else ""
@@ -246,8 +246,8 @@ class RunFolder:
     def _check_unfinished(self):
         """Raises ResultError if the unfinished training is not this one."""
         remedy = (
-            "Resume it with its settings, choose another folder, or delete it: nothing of it may be "
-            "released then."
+            "Resume it with its settings, choose another folder, or delete it, and release nothing of "
+            "it."
         )
         what, before = f"The unfinished training in {self.unfinished}", self._about()["settings"]
         self._compare(what, before, self._resumed, remedy)
@@ -277,7 +277,7 @@ class RunFolder:
 
     @property
     def _resumed(self) -> dict:
-        """What has to stay the same when a training is resumed."""
+        """Facts that have to be the same when a training is resumed."""
         return self._settings | {"version of tfdp": tfdp.__version__}
 
     def _about(self) -> dict:
@@ -288,7 +288,7 @@ class RunFolder:
 
 
 def _identity(experiment: Experiment) -> dict:
-    """Returns what two trainings have in common if one may resume, or stand for, the other.
+    """Returns facts that are equal if one training may resume, or replace, the other.
 
     These are the recorded settings, the content of the initial weights, and whether there is a seed of
     the noise, which itself is never written.

@@ -1,32 +1,30 @@
 """The settings of an experiment, each declared once.
 
 Each field of `Experiment` declares its type, help text, default, allowed values and the settings
-that it needs. The flags of `train.py`, its help, the settings in run.json and the refusal of settings
-without effect follow from these fields. A new mechanism declares its settings here and names them in
-its `settings`.
+that it needs; `tfdp._settings` derives the rest. Settings that the accountant has too are declared in
+`tfdp.accounting.command.common`. A new mechanism declares its settings in one of the two and names them
+in its `settings`.
 
 This module imports neither TensorFlow nor Keras.
 """
 
 import dataclasses
-import functools
 import shlex
-import typing
 
-from tfdp.accounting import PrivacyBudget, mechanism_names, sampling_names
-from tfdp.accounting.guarantee import ADJACENCIES, KINDS
-from tfdp.accounting.mechanisms.registry import USUAL_MECHANISM, mechanism_class
-from tfdp.accounting.numerics.noise_families import FAMILIES
-from tfdp.accounting.strategies import OBJECTIVES, STRATEGIES
-from tfdp.data.datasets import DATASETS
-from tfdp.experiments.rules import NONE, WORD_MODELS, Need, Setting, check_together
+from tfdp._settings import Need, Setting, flag_of, setting
+from tfdp.accounting import PrivacyBudget, sampling_names
+from tfdp.accounting.command import common
+from tfdp.accounting.mechanisms import NoMechanism, mechanism_class
+from tfdp.data.datasets import DATASETS, check_name, kind_of
+from tfdp.experiments.public_data import PUBLIC
 from tfdp.models import MODELS, NORMALIZATIONS, PRIVATE_BATCH
 
 ACTIVATIONS = ("relu", "tanh", "elu", "gelu", "leaky_relu", "selu", "sigmoid", "silu", "softplus")
-# The privacy budget where neither epsilon nor noise is set.
-USUAL_EPSILON = 2.0
-# The interval of a setting that declares none.
-_POSITIVE = {float: "(0, inf)", int: "[1, inf)"}
+NONE = NoMechanism.name
+# The networks for images, for rows of text, and for texts.
+IMAGE_MODELS = tuple(name for name, known in MODELS.items() if not known.takes_tokens)
+TEXT_MODELS = ("tutorial_lstm",)
+WORD_MODELS = ("bilstm", "bilstm_dl", "transformer")
 _PRIVATE = Need("mechanism", lambda name: name != NONE)
 _RULE = Need("mechanism", lambda name: mechanism_class(name).update_rules != "own")
 _BATCH = Need("normalization", ("batch",))
@@ -37,12 +35,6 @@ _NO_NORMALIZATION = Need("model", lambda name: MODELS[name].normalizations != ("
 _SCALED = Need("model", lambda name: MODELS[name].scales)
 _WORDS = Need("model", WORD_MODELS)
 _LOADED = Need("dataset", lambda name: name != "digits")
-
-
-def setting(help: str, default=None, **known) -> typing.Any:
-    """Declares a field of `Experiment`; the arguments are the attributes of `Setting`."""
-    described = Setting(help=help, default=default, **known)
-    return dataclasses.field(default=default, metadata={"setting": described})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,33 +56,16 @@ class Experiment:
         ValueError: Expected ...epsilon ...
     """
 
-    mechanism: str = setting(
-        "Where the privacy comes from.", USUAL_MECHANISM, group="Privacy", choices=mechanism_names
-    )
-    epsilon: float | None = setting(
-        "The privacy budget, from which the noise is computed. It is 2 where neither it nor "
+    mechanism: str = common.mechanism.field(group="Privacy")
+    epsilon: float | None = common.epsilon.field(
+        help="The privacy budget, for which the noise is computed; 2 if neither it nor "
         "--noise_multiplier is set.",
         needs=(_PRIVATE,),
-        rival="noise_multiplier",
     )
-    delta: float = setting(
-        "The probability parameter of the guarantee, below 1/N.", 1e-5, interval="(0, 1)"
-    )
-    guarantee: str = setting(
-        "How --epsilon is accounted: proven, by a theorem about the run; claimed, as in the paper.",
-        "proven",
-        choices=KINDS,
-        needs=(_PRIVATE,),
-    )
-    adjacency: str = setting(
-        "What neighbouring data sets differ in.", "zero_out", choices=ADJACENCIES
-    )
-    noise_multiplier: float | None = setting(
-        "The noise over the clip norm, instead of --epsilon.",
-        interval="[0, inf)",
-        needs=(_PRIVATE,),
-        rival="epsilon",
-    )
+    delta: float = common.delta.field()
+    guarantee: str = common.guarantee.field(needs=(_PRIVATE,))
+    adjacency: str = common.adjacency.field()
+    noise_multiplier: float | None = common.noise_multiplier.field(needs=(_PRIVATE,))
     noise_decay: float | None = setting(
         "The factor on the noise after every epoch; below 1, later epochs have less noise.",
     )
@@ -131,7 +106,7 @@ class Experiment:
         needs=(_NO_NORMALIZATION,),
     )
     normalize_output: bool = setting(
-        "Whether the output layer is normalized too.",
+        "Normalizes the output layer, too.",
         False,
         needs=(Need("normalization", NORMALIZATIONS[1:]),),
     )
@@ -143,58 +118,56 @@ class Experiment:
         needs=(_BATCH,),
     )
     public_examples: int = setting(
-        "How many public examples there are; the papers have 30 and 128.",
+        "The number of public examples; the papers have 30 and 128.",
         30,
         interval="[2, inf)",
         needs=(_BATCH,),
     )
     statistics: str = setting(
-        "What the statistics of --normalization=batch are taken over: example, the public examples "
+        "The examples behind the statistics of --normalization=batch: example, the public examples "
         "and one example at a time; batch, the whole lot, as in the papers, which needs 2L-1 times "
-        "the noise. So it is with --normalization=private_batch in training.",
+        "the noise. The same holds for --normalization=private_batch in training.",
         "example",
         choices=("example", "batch"),
         needs=(Need("normalization", ("batch", PRIVATE_BATCH)),),
     )
 
     sequence_length: int = setting(
-        "How many words of a text are used; shorter ones are padded. The papers have 20 and 64. Every "
-        "word has one of 10,000 ids, by a fixed public hash.",
+        "The number of words used of each text; shorter texts are padded. The papers have 20 and 64. "
+        "Each word has one of 10,000 ids, by a fixed public hash.",
         64,
         group="Words, for texts",
         needs=(_WORDS,),
     )
     embeddings: str = setting(
-        "The vectors of the words: trained from random ones, or frozen at random ones.",
+        "The vectors of the words, random at the start: trained or frozen.",
         "trained",
         choices=("trained", "frozen"),
         needs=(_WORDS,),
     )
 
     initial_weights: str | None = setting(
-        "A model.keras of the same network, trained on PUBLIC data, to start from; the "
-        "output layer starts afresh where its classes are others. To name a file declares that its "
-        "weights owe nothing to the private data.",
+        "A model.keras of the same network, trained on PUBLIC data, to start from; an output layer "
+        "with other classes starts at random. By naming a file, you declare that its weights do not "
+        "depend on the private data.",
         group="Pre-training and fine-tuning",
     )
     trainable_layers: str | None = setting(
-        "The layers that are trained, by names or patterns (logits,dense_*). All others are frozen."
+        "The layers to train, by names or patterns (logits,dense_*). All others are frozen."
     )
 
-    batch_size: int = setting(
-        "The nominal lot size: the logical batch of one step.", 256, group="Training"
-    )
-    epochs: float = setting("How many passes over the data are made.", 15.0, rival="steps")
-    steps: int | None = setting("How many steps are taken, instead of --epochs.", rival="epochs")
-    learning_rate: float = setting("The learning rate.", 0.15)
-    learning_rate_decay: float = setting("The factor on the learning rate after every epoch.", 1.0)
+    batch_size: int = common.lot_size.field(default=256, group="Training")
+    epochs: float = common.epochs.field(default=15.0)
+    steps: int | None = common.steps.field()
+    learning_rate: float = common.learning_rate.field(default=0.15)
+    learning_rate_decay: float = common.learning_rate_decay.field()
     optimizer: str = setting(
-        "The update rule that the private gradients are given to.",
+        "The update rule for the private gradients.",
         "sgd",
         choices=("sgd", "adam", "adamw", "adagrad", "rmsprop", "nadam"),
         needs=(_RULE,),
     )
-    momentum: float = setting("The momentum of sgd.", 0.0, interval="[0, 1)", needs=(_RULE, _SGD))
+    momentum: float = common.momentum.field(needs=(_RULE, _SGD))
     weight_noise: float = setting(
         "The standard deviation of constant Gaussian noise on the trainable weights, one draw for each "
         "lot, in training and in testing (SI-DPSGD, section 3).",
@@ -209,7 +182,7 @@ class Experiment:
         needs=(_WEIGHT_NOISE,),
     )
     noise_draws: int = setting(
-        "Over how many draws of --weight_noise the test accuracy is the mean.",
+        "The number of draws of --weight_noise that the test accuracy is averaged over.",
         5,
         needs=(_WEIGHT_NOISE,),
     )
@@ -220,22 +193,18 @@ class Experiment:
         interval="[0, inf)",
         needs=(_NOT_PRIVATE, _SGD),
     )
-    sampling: str = setting(
-        "How lots are drawn; the accounting follows it.",
-        "poisson",
+    sampling: str = common.sampling.field(
+        default="poisson",
         choices=tuple(name for name in sampling_names() if name != "unknown"),
     )
-    groups: int | None = setting(
-        "How many groups of the data take turns with --sampling=cyclic_poisson.",
-        needs=(Need("sampling", ("cyclic_poisson",)),),
-    )
+    groups: int | None = common.groups.field()
     nominal_examples: int | None = setting(
-        "A number of examples that was fixed without looking at the data, which decides how likely an "
-        "example is in a lot; --adjacency=add_or_remove_one needs it.",
+        "The number of examples that decides the sampling probability, fixed without looking at the "
+        "data; --adjacency=add_or_remove_one needs it.",
         needs=(Need("sampling", ("poisson",)),),
     )
     physical_batch_size: int | None = setting(
-        "How many examples are in memory at once; without it the whole lot."
+        "The number of examples in memory at once; by default the whole lot."
     )
 
     l2_norm_clip: float = setting(
@@ -252,7 +221,7 @@ class Experiment:
         needs=(_PRIVATE,),
     )
     microbatches: int | None = setting(
-        "How many microbatches a lot has; without it one for each example. Larger ones cost 2C.",
+        "The number of microbatches of a lot; by default one for each example. Larger ones cost 2C.",
         needs=(_PRIVATE,),
     )
 
@@ -261,51 +230,32 @@ class Experiment:
         group="Settings of some mechanisms",
         interval="[0, inf)",
     )
-    composition: str | None = setting(
-        "The paper's recipe that the claimed epsilon follows, for dp_dropout and sgld.",
-        choices=("ac", "ac_as_printed", "zcdp", "zcdp_a", "zcdp_c", "zcdp_as_printed"),
-    )
-    release: str | None = setting(
-        "What si_dpsgd releases: theta, one noisy draw; or mu, the un-noised means, as the authors' "
-        "code does (the proven epsilon is then infinite).",
-        choices=("theta", "mu"),
-    )
-    noise: str | None = setting("The family of the noise of discrete_sgd.", choices=FAMILIES)
-    degrees_of_freedom: float | None = setting(
-        "The degrees of freedom of --noise=student_t, for discrete_sgd.",
-        needs=(Need("noise", ("student_t", None)),),
-    )
-    encode: bool | None = setting("Whether discrete_sgd encodes gradients.")
-    denoise: bool | None = setting("Whether discrete_sgd denoises the noisy sum.")
+    composition: str | None = common.composition.field()
+    release: str | None = common.release.field()
+    noise: str | None = common.noise.field()
+    degrees_of_freedom: float | None = common.degrees_of_freedom.field()
+    encode: bool | None = setting("Encodes gradients, for discrete_sgd.")
+    denoise: bool | None = setting("Denoises the noisy sum, for discrete_sgd.")
     codebook_size: int | None = setting(
-        "How many preselected vectors discrete_sgd has.",
+        "The number of preselected vectors, for discrete_sgd.",
         needs=(Need("encode", (None, True)),),
     )
-    strategy: str | None = setting(
-        "How matrix correlates the noise of different steps.", choices=STRATEGIES
-    )
-    bands: int | None = setting(
-        "How many coefficients the strategy of matrix has.",
-        needs=(Need("strategy", ("banded_toeplitz", "sqrt_toeplitz", None)),),
-    )
-    objective: str | None = setting(
-        "The error over the steps that --strategy=banded_toeplitz minimizes, for matrix.",
-        choices=OBJECTIVES,
-        needs=(Need("strategy", ("banded_toeplitz", None)),),
-    )
+    strategy: str | None = common.strategy.field()
+    bands: int | None = common.bands.field()
+    objective: str | None = common.objective.field()
 
     test_every: int | None = setting(
-        "After how many epochs the test accuracy of what would be released then is measured, for a "
-        "curve in run.json and TensorBoard; the proven epsilon covers the weights of every step.",
+        "The number of epochs between two measurements of the test accuracy, for a curve in run.json "
+        "and TensorBoard; the proven epsilon covers the weights of every step.",
         group="Execution",
     )
-    jit_compile: bool = setting("Whether the training step is compiled with XLA.", False)
+    jit_compile: bool = setting("Compiles the training step with XLA.", False)
     seed: int | None = setting(
-        "Decides the initial weights and whatever else is public. Noise and lots stay secret.",
+        "The seed of the initial weights and all that is public. Noise and lots stay secret.",
         interval="[0, 4294967296)",
     )
     insecure_seed: int | None = setting(
-        "Decides noise and lots too, for debugging: nothing finite is proven. It is not recorded.",
+        "A seed of noise and lots, for debugging: the proven epsilon is infinite. Not recorded.",
         interval="[0, inf)",
         recorded=False,
     )
@@ -335,49 +285,48 @@ class Experiment:
 
     def __post_init__(self):
         if self.private and self.epsilon is None and self.noise_multiplier is None:
-            object.__setattr__(self, "epsilon", USUAL_EPSILON)  # the dataclass is frozen
+            object.__setattr__(self, "epsilon", common.USUAL_EPSILON)  # the dataclass is frozen
         values = vars(self)
         for name, known in SETTINGS.items():
             known.check(values[name])
         for name, known in SETTINGS.items():
-            if values[name] != known.default and (need := known.unmet(values)):
-                raise ValueError(
-                    f"--{name} has no effect with --{need.name}={values[need.name]}. Leave it out."
-                )
+            if values[name] != known.default:
+                known.check_effect(values)
         check_together(self)
         epsilon = 1.0 if self.epsilon is None else self.epsilon
         PrivacyBudget(epsilon, self.delta, self.guarantee, self.adjacency)
 
 
-def flag_of(name: str, value) -> str:
-    """Returns the flag that sets a setting to a value."""
-    if isinstance(value, bool):
-        return f"--{name}" if value else f"--no{name}"
-    short = isinstance(value, float) and float(f"{value:g}") == value
-    return f"--{name}={value:g}" if short else f"--{name}={value}"
+def check_together(experiment: Experiment) -> None:
+    """Raises ValueError if valid settings do not fit together.
 
-
-def _belongs(name: str, mechanism: str) -> bool:
-    return name in mechanism_class(mechanism).settings
-
-
-def _settings() -> dict[str, Setting]:
-    group, known = None, {}
-    own = {name for each in mechanism_names() for name in mechanism_class(each).settings}
-    for field in dataclasses.fields(Experiment):
-        declared, of = field.metadata["setting"], functools.partial(_belongs, field.name)
-        kind = (typing.get_args(field.type) or (field.type,))[0]  # float of "float | None"
-        group = declared.group or group
-        known[field.name] = dataclasses.replace(
-            declared,
-            name=field.name,
-            group=group,
-            kind=kind,
-            interval=declared.interval or _POSITIVE.get(kind),
-            needs=(*([Need("mechanism", of)] if field.name in own else []), *declared.needs),
+    It checks what would cost a download, and what the rest of tfdp does not check.
+    """
+    check_name(experiment.dataset)
+    check_model(experiment, kind_of(experiment.dataset))
+    public = experiment.public_data or PUBLIC.get(experiment.dataset)
+    if experiment.private and experiment.takes_public_data and experiment.dataset == public:
+        raise ValueError(
+            f"--dataset={public} cannot be private and public at once. Use --public_data=strokes, or "
+            "--normalization=layer."
         )
-    return known
+    averages = experiment.optimizer == "sgd" and not experiment.momentum
+    if experiment.normalization == PRIVATE_BATCH and not averages:
+        raise ValueError(
+            f"--normalization={PRIVATE_BATCH} needs --optimizer=sgd --momentum=0: only then are its "
+            "running statistics moving averages. Pass them, or use --normalization=layer."
+        )
+
+
+def check_model(experiment: Experiment, kind: str | None) -> None:
+    """Raises ValueError if the network does not take examples of a kind; None accepts any."""
+    fitting = {"images": IMAGE_MODELS, "rows": TEXT_MODELS, "texts": WORD_MODELS}.get(kind or "")
+    if fitting is not None and experiment.model not in fitting:
+        raise ValueError(
+            f"--model={experiment.model} does not fit --dataset={experiment.dataset}, whose examples "
+            f"are {kind}. Use --model={' or '.join(fitting)}."
+        )
 
 
 # All settings by name, in the order of the fields.
-SETTINGS: dict[str, Setting] = _settings()
+SETTINGS: dict[str, Setting] = common.settings_of(Experiment)

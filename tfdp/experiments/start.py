@@ -10,9 +10,8 @@ from tfdp._compat.keras import is_graph_of_layers
 from tfdp.account import LEDGER_KEY
 from tfdp.accounting import Ledger
 from tfdp.data.datasets import DATASETS
-from tfdp.experiments.rules import NONE
 from tfdp.experiments.run_folder import read_record
-from tfdp.experiments.settings import Experiment
+from tfdp.experiments.settings import NONE, Experiment
 from tfdp.layers import PublicExamples
 
 
@@ -32,7 +31,7 @@ def begin(experiment: Experiment, model: keras.Model) -> list[str]:
         made = check_public(experiment, path)
         notes.append(
             f"The initial weights are those of {os.path.basename(path)}, {made}; they were declared "
-            "public." + (f" New at random: {', '.join(fresh)}." if fresh else "")
+            "public." + (f" Drawn at random: {', '.join(fresh)}." if fresh else "")
         )
     if experiment.trainable_layers is not None:
         trained = freeze(model, experiment.trainable_layers)
@@ -44,8 +43,8 @@ def check_public(experiment: Experiment, path: str) -> str:
     """Returns the training that made a file of weights, in words, by the run.json beside it.
 
     Raises:
-        ValueError: for a private experiment, the weights come from a private training, whose spending
-            a release does not carry, or from a training on the same data.
+        ValueError: for a private experiment, the weights come from a private training, whose cost a
+            release does not record, or from a training on the same data.
     """
     before = read_record(os.path.dirname(os.path.realpath(path))).get("settings", {})
     mechanism, dataset = before.get("mechanism", NONE), before.get("dataset", "unknown data")
@@ -57,9 +56,9 @@ def check_public(experiment: Experiment, path: str) -> str:
         or any(ledger.entries for ledger in ledgers)
     ):
         raise ValueError(
-            f"Expected --initial_weights of public data. Those of {path} owe something to private data "
-            f"({made}), which would be left out of the new statement. In Python, a model that was "
-            "saved with its ledger can be trained further: keras.models.load_model."
+            f"--initial_weights={path} depends on private data ({made}), which the new statement would "
+            "leave out. Use weights of public data. In Python, a model that was saved with its ledger "
+            "can be trained further: keras.models.load_model."
         )
     return made
 
@@ -90,7 +89,7 @@ def load(model: keras.Model, path: str) -> tuple[str, ...]:
     except Exception as error:
         # Keras raises many classes for damaged files.
         raise ValueError(
-            f"Expected a .keras file in --initial_weights={path}. Found: "
+            f"--initial_weights={path} cannot be read as a .keras file: "
             f"{' '.join(str(error).split())[:300]}"
         ) from error
     there, outputs, fresh = {layer.name: layer for layer in found}, output_layers(model), []
@@ -105,9 +104,8 @@ def load(model: keras.Model, path: str) -> tuple[str, ...]:
             break
     if there:
         raise ValueError(
-            f"Expected weights of the network '{model.name}' in {path}. Found others in "
-            f"{', '.join(there)}. Use a file of the same --model, --normalization and --embeddings; "
-            "only the output layer may differ."
+            f"{path} is not of the network '{model.name}': {', '.join(there)} differ. Use a file of "
+            "the same --model, --normalization and --embeddings; only the output layer may differ."
         )
     return tuple(fresh)
 
@@ -147,8 +145,8 @@ def freeze(model: keras.Model, trainable: str) -> tuple[str, ...]:
         matched = fnmatch.filter([layer.name for layer in layers], pattern)
         if not matched:
             raise ValueError(
-                "Expected --trainable_layers to name layers among "
-                f"{', '.join(layer.name for layer in layers)}. Found {pattern!r}."
+                f"--trainable_layers={pattern} matches no layer. The layers are "
+                f"{', '.join(layer.name for layer in layers)}."
             )
         chosen |= {*matched}
     for layer in layers:

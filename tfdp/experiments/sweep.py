@@ -67,7 +67,7 @@ def _print_summary(points, finished, folder):
 
 
 def _together(private) -> str:
-    """The cost of all trainings of a sweep together: whoever chooses among them releases all."""
+    """The cost of all trainings of a sweep together, since choosing among them releases all."""
     kinds = {(of.dataset, of.delta, of.adjacency) for of, _ in private}
     runs = [Run.from_dict(run) for _, record in private for run in record["runs"]]
     if len(kinds) != 1 or len(runs) < 2:
@@ -76,5 +76,5 @@ def _together(private) -> str:
     found = proven_composition(runs, delta, adjacency)
     return (
         f"All {len(runs)} trainings together: proven epsilon {format_epsilon(found.epsilon)} at delta "
-        f"= {delta:g}. Their costs add up for whoever sees more than one of them, or the best one."
+        f"= {delta:g}. Count it if you release more than one of them, or the best one."
     )

@@ -1,11 +1,11 @@
 """From a lot to one bounded sum of gradients; and per-example gradients to look at.
 
-The ghost engine reads best in this order: `contract` (what an engine returns), `factors` (the forms
-of a per-example gradient), `forward` (the model as a function), `engines.ghost` and `engines.alone`
-(the pass of each row), `uses` (what becomes of a weight there), `meetings` and
-`pullbacks` (the form of its gradient), `sums` (weights that are used several times), `engines.ending`
-(norms, clipping, sum) and `lot` (chunks). The other modules have special layers, the other engines,
-and checks before training.
+The ghost engine reads best in this order: `contract` (the result of an engine), `factors` (the forms
+of a per-example gradient), `forward` (the model as a function), `engines.ghost` and `engines.row_pass`
+(the pass of each row), `uses` (how a weight is used there), `weight_ops` and `pullbacks` (the form of
+its gradient), `sums` (weights that are used several times), `engines.clip_and_sum` (norms, clipping,
+sum) and `lot` (chunks). The other modules have special layers, the other engines, and checks before
+training.
 
 Example:
     >>> import keras, numpy as np, tfdp

@@ -14,7 +14,6 @@ from typing import ClassVar
 import tensorflow as tf
 
 from tfdp._validate import one_of, positive
-from tfdp.gradients.encoding import Encoder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +32,7 @@ class L2Clip:
 
     l2_norm_clip: float
     # For each variable the number of its layer; empty where all are clipped as one.
-    layers: ClassVar[tuple[int, ...]] = ()
+    layers: tuple[int, ...] = dataclasses.field(default=(), init=False)
 
     @property
     def clip_groups(self) -> int:
@@ -137,36 +136,6 @@ class AutomaticClip(L2Clip):
         scale = self.l2_norm_clip / (tf.sqrt(total) + self.stability)
         scale = tf.where(tf.math.is_finite(total), scale, 0.0)
         return tf.broadcast_to(scale, tf.shape(square_norms))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EncodedBound(L2Clip):
-    """Encodes every gradient, so that its entries are bounded one by one (see `gradients.encoding`).
-
-    The bound works on whole gradients: all variables of an example as one vector.
-
-    Args:
-        l2_norm_clip: C > 0, which the norm of an encoded gradient does not exceed.
-        encoder: an encoder with the same C, for vectors as long as all variables together.
-    """
-
-    whole_gradients: ClassVar[bool] = True
-    encoder: Encoder
-
-    def __post_init__(self):
-        if self.encoder.l2_norm_clip != self.l2_norm_clip:
-            raise ValueError(
-                "Expected an encoder for the clip norm that is declared, "
-                f"{self.l2_norm_clip!r}. Received one for {self.encoder.l2_norm_clip!r}."
-            )
-
-    def bounded(self, rows: tf.Tensor) -> tf.Tensor:
-        """Returns float32 [rows, weights]: the bounded gradients.
-
-        Args:
-            rows: float32 [rows, weights], finite.
-        """
-        return self.encoder.encode(rows)
 
 
 CLIPPINGS = ("global", "per_layer", "each_layer", "automatic", "adaptive")

@@ -1,4 +1,4 @@
-"""The contract between engines, lots and optimizers: what an engine receives and returns.
+"""The contract between engines, lots and optimizers: the arguments and the result of an engine.
 
 Formal guarantee of every engine: `BoundedSum.sums` moves by at most `relative_sensitivity` clip norms
 in L2 norm when one example becomes a null example, which has weight zero and adds nothing.

@@ -18,12 +18,14 @@ large the model is, and the accounting is about the vectors as they are held.
 import dataclasses
 import functools
 import math
+from typing import ClassVar
 
 import numpy as np
 import tensorflow as tf
 from scipy import special
 
-from tfdp._validate import finite, whole
+from tfdp._validate import finite, refuse, whole
+from tfdp.gradients.bounds import L2Clip
 
 # The largest number of blocks that are held of a vector; in shorter vectors every rank is a block.
 _BLOCKS = 4096
@@ -61,9 +63,9 @@ class Codebook:
             and np.all(self.square_norms() <= 1)
         ):
             raise ValueError(
-                f"Expected a codebook of norms at most 1, as magnitudes [vectors, {blocks}] that are "
-                f"sorted upwards. Received others of shape {heights.shape}. Use Codebook.gaussian or "
-                "Codebook.of, with vectors that are not zero."
+                f"The codebook, of shape {heights.shape}, does not hold ascending magnitudes [vectors, "
+                f"{blocks}] of vectors of norm at most 1. Use Codebook.gaussian or Codebook.of, with "
+                "vectors that are not zero."
             )
 
     @classmethod
@@ -115,10 +117,8 @@ class Codebook:
         """
         vectors = np.abs(np.asarray(vectors, float))
         if vectors.ndim != 2 or not np.all(np.isfinite(vectors)):
-            raise ValueError(
-                "Invalid value received for argument `codebook`. Expected finite numbers of the shape "
-                f"[vectors, weights]. Received the shape {vectors.shape}."
-            )
+            remedy = f"Its shape is {vectors.shape}."
+            refuse("codebook", "finite numbers [vectors, weights]", vectors, remedy)
         vectors = np.sort(vectors, axis=-1)
         return cls(_normalized(vectors, 1), vectors.shape[1])
 
@@ -279,3 +279,33 @@ class Encoder:
         parts = tf.round(parts * (_RESOLUTION - 1))
         similarities = tf.matmul(parts, self._score_weights, transpose_b=True)
         return tf.argmax(similarities, axis=1, output_type=tf.int32)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncodedBound(L2Clip):
+    """Encodes every gradient, so that its entries are bounded one by one.
+
+    The bound works on whole gradients: all variables of an example as one vector.
+
+    Args:
+        l2_norm_clip: C > 0, which the norm of an encoded gradient does not exceed.
+        encoder: an encoder with the same C, for vectors as long as all variables together.
+    """
+
+    whole_gradients: ClassVar[bool] = True
+    encoder: Encoder
+
+    def __post_init__(self):
+        if self.encoder.l2_norm_clip != self.l2_norm_clip:
+            raise ValueError(
+                f"The encoder is for the clip norm {self.encoder.l2_norm_clip!r}, and the bound "
+                f"declares {self.l2_norm_clip!r}. Use one clip norm for both."
+            )
+
+    def bounded(self, rows: tf.Tensor) -> tf.Tensor:
+        """Returns float32 [rows, weights]: the bounded gradients.
+
+        Args:
+            rows: float32 [rows, weights], finite.
+        """
+        return self.encoder.encode(rows)

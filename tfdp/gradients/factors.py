@@ -15,11 +15,11 @@ import tensorflow as tf
 from tfdp._compat import float32_products
 from tfdp.gradients.norms import (
     VANISHING,
-    exceeding,
     gram,
-    instantiates,
     row_squares,
-    strict,
+    should_instantiate,
+    with_gpu_rounding,
+    with_rounding,
 )
 
 
@@ -133,7 +133,7 @@ class OuterProducts(PerExampleGradient):
         return (self.finish,), (self.left, self.right)
 
     def in_cheapest_form(self):
-        writes_out = instantiates(*self.left.shape, self.right.shape[2])
+        writes_out = should_instantiate(*self.left.shape, self.right.shape[2])
         return self.instantiated() if writes_out else self
 
     def instantiated(self):
@@ -150,12 +150,12 @@ class OuterProducts(PerExampleGradient):
         # overflows makes its row infinite; VANISHING makes up for squares that vanish.
         if positions == 1:
             left_squares, right_squares = row_squares(self.left), row_squares(self.right)
-            return exceeding((left_squares + VANISHING) * (right_squares + VANISHING))
+            return with_gpu_rounding((left_squares + VANISHING) * (right_squares + VANISHING))
         left_squares = tf.reduce_sum(tf.square(self.left), axis=2) + VANISHING
         right_squares = tf.reduce_sum(tf.square(self.right), axis=2) + VANISHING
         square = tf.reduce_sum(gram(self.left) * gram(self.right), axis=[1, 2])
         largest = tf.square(tf.reduce_sum(tf.sqrt(left_squares * right_squares), axis=1))
-        return strict(square, largest, p + self.right.shape[2], positions)
+        return with_rounding(square, largest, p + self.right.shape[2], positions)
 
     def weighted_sum(self, weights):
         left = tf.reshape(self.left, [-1, self.left.shape[2]])

@@ -22,7 +22,7 @@ from tfdp._compat.tensorflow import (
     outside_of_graphs,
     variable_name,
 )
-from tfdp.gradients.forward import refusal_of_state
+from tfdp.gradients.forward import state_error
 from tfdp.gradients.mixed_rows import ROWS, refuse_mixed_rows
 from tfdp.gradients.targets import apart
 from tfdp.gradients.vectorizing import layer_of_operation
@@ -35,7 +35,7 @@ _WRITES = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """What the trace of a forward pass showed.
+    """The findings of a traced forward pass.
 
     Attributes:
         outputs: the `tf.TensorSpec`s of the model's outputs, for a few rows.
@@ -145,7 +145,7 @@ def _traced(forward, x, y):
     loss = forward.loss(scope, x, y, outputs)
     for variable, value in zip(forward.state_variables, before, strict=True):
         if scope.get_current_value(variable) is not value and not forward.is_random(variable):
-            raise ValueError(refusal_of_state(variable))
+            raise ValueError(state_error(variable))
     return (
         outputs,
         losses,
@@ -188,7 +188,7 @@ def _counters(forward, traced):
     found = [*zip(forward.state_variables, traced["state"], strict=True)]
     for variable, new in found:
         if new is not None and sources & _sources_of(new):
-            raise ValueError(refusal_of_state(variable))
+            raise ValueError(state_error(variable))
     return tuple(v for v, new in found if new is not None and not forward.is_random(v))
 
 
@@ -222,8 +222,8 @@ def _refuse_writes(model, graph):
         what = " or ".join(f"'{name}'" for name in names if name) or "a variable or table"
         raise ValueError(
             f"{who} assigns to {what} in training (op {op}), so it would keep what private examples "
-            "wrote into it without any noise. Expected layers and losses that only read their "
-            "variables and tables. Remove what assigns, or compute it from public data before training."
+            "wrote into it without any noise. Remove the assignment, or compute the value from public "
+            "data before training."
         )
 
 
@@ -241,9 +241,9 @@ def _refuse_without_effect(forward, traced):
     if len(paths) == len(forward.variables):
         raise ValueError(
             f"The loss of model '{forward.model.name}' depends on none of its trained weights "
-            f"({shown}), so training would spend privacy and move them by noise only. Expected a loss "
-            "of outputs that are computed with them, without stop_gradient or whole numbers in "
-            "between, and layer.trainable = True for the layers that should learn."
+            f"({shown}), so training would spend privacy and move them by noise only. Compute the "
+            "loss from outputs that depend on them, without stop_gradient or whole numbers in between, "
+            "and set layer.trainable = True for the layers that should learn."
         )
     logging.warning(
         "The loss of model '%s' does not depend on the trained weights %s. They get noise and learn "
@@ -270,11 +270,11 @@ def _refuse_in_custom_gradients(forward, traced):
         paths = [f"'{variable.path}'" for variable, value in pairs if value.ref() in sources]
         if paths:
             raise ValueError(
-                f"A function with a gradient of its own (tf.custom_gradient, tf.recompute_grad, "
+                "A function with a custom gradient (tf.custom_gradient, tf.recompute_grad, "
                 f"keras.remat) in model '{forward.model.name}' reads the trained weights "
-                f"{', '.join(paths[:3])}, which are not among its arguments, so private training would "
-                "not find their gradients. Expected weights as arguments of the function. In place "
-                "of recomputation, physical_batch_size bounds the memory; keras.RematScope may stay."
+                f"{', '.join(paths[:3])}, which are not among its arguments, so private training "
+                "would not find their gradients. Make them arguments of the function. Instead of "
+                "recomputation, use physical_batch_size to bound the memory, or keras.RematScope."
             )
 
 

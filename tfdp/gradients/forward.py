@@ -3,6 +3,10 @@
 Engines differentiate this function. Nothing else that calls the user's model in private training is
 differentiated. A layer that assigns to a variable is refused, because it would store what it computes
 from private data without any bound; random state and counters (`first_pass`) are excepted.
+
+Random state is recognised by the object that owns it, never by its name, because a layer may call a
+running statistic "seed_generator_state". `first_pass` checks that no new value of it depends on an
+example.
 """
 
 import keras
@@ -13,12 +17,15 @@ from tfdp._compat.keras import (
     compiled_loss,
     compute_loss_as_keras,
     forget_dropout_masks,
+    layers_of,
+    seed_generators,
+    shared_seed_generator,
     without_penalties,
     without_recomputation,
 )
 from tfdp._compat.tensorflow import as_one_replica, inlined_functions
-from tfdp.gradients.random_state import noise_states, seed_states, shared_seed_state
 from tfdp.gradients.targets import apart, with_none
+from tfdp.layers.noisy import noisy_layers
 
 _CHUNK_STRIDE = 0x9E3779B1  # odd, so that chunks of one lot never share a seed
 
@@ -35,7 +42,7 @@ def without_metrics(model) -> list:
 
 
 def own_metrics(model) -> list:
-    """The variables of all metrics but those that the compiled loss has for single outputs."""
+    """Returns the variables of all metrics but those of the compiled loss for single outputs."""
     compiled = compiled_loss(model)
     of_losses = {id(v) for v in ([] if compiled is None else compiled.variables)}
     variables = {id(v): v for metric in all_metrics(model) for v in metric.variables}
@@ -51,7 +58,7 @@ def losses_of_outputs(model, scope) -> tf.Tensor:
     compiled = compiled_loss(model)
     found = [] if compiled is None else [m.total for m in compiled.metrics]
     values = [scope.get_current_value(total) for total in found]
-    # A loss of one's own need not use the compiled losses.
+    # A custom loss need not use the compiled losses.
     values = [tf.zeros([]) if v is None else tf.cast(v, tf.float32) for v in values]
     return tf.stack(values) if values else tf.zeros([0])
 
@@ -61,15 +68,36 @@ def has_own_compute_loss(model) -> bool:
     return type(model).compute_loss is not keras.Model.compute_loss or "compute_loss" in vars(model)
 
 
-def refusal_of_state(variable) -> str:
-    """The message of the refusal of a variable that a pass assigns."""
+def state_error(variable) -> str:
+    """Returns the message of the error for a variable that a pass assigns."""
     return (
         f"Variable '{variable.path}' is assigned in training, so it would keep what "
-        "private examples wrote into it without any noise. Expected layers that only read their "
-        "variables in training, or that count in them without looking at the data. Remove the layer, "
-        "freeze what it updates, or replace it (LayerNormalization or GroupNormalization for batch "
-        "statistics)."
+        "private examples wrote into it without any noise. Remove the layer, freeze what it updates, "
+        "or replace it (LayerNormalization or GroupNormalization for batch statistics). Layers may "
+        "count in variables if the counts do not depend on the data."
     )
+
+
+def seed_states(model) -> list:
+    """Returns the states of the `keras.random.SeedGenerator`s that Keras tracks for a model's layers.
+
+    Dropout and similar layers draw fresh numbers for every example from these states.
+
+    Args:
+        model: a Keras model; its own generators and those of nested layers are included.
+    """
+    layers = layers_of(model, itself=True)
+    generators = [g for layer in layers for g in seed_generators(layer)]
+    states = [g.state for g in generators if isinstance(g, keras.random.SeedGenerator)]
+    shared = shared_seed_state()
+    states += [] if shared is None else [shared]
+    return [*{id(state): state for state in states}.values()]  # each once
+
+
+def shared_seed_state():
+    """Returns the state that `keras.random` uses without a seed; None before its first use."""
+    generator = shared_seed_generator()
+    return None if generator is None else generator.state
 
 
 class Forward:
@@ -83,7 +111,7 @@ class Forward:
             `first_pass.examine` finds out; None if that is unknown.
         metrics_before: `metric_values` before the last pass.
         penalized: whether the loss asks for the penalties of weight regularizers, as `loss` finds out;
-            a `compute_loss` of one's own need not.
+            a custom `compute_loss` need not.
 
     Raises:
         ValueError: the model has no trainable variable.
@@ -100,13 +128,11 @@ class Forward:
             remedy = "Give it an Input layer, or call it once on data."
             if model.built:
                 remedy = "It is built, and all its weights are frozen: set layer.trainable = True."
-            raise ValueError(
-                f"Model '{model.name}' has no trainable variable. Expected at least one. {remedy}"
-            )
-        # A pass may advance two kinds of random state: one gives fresh numbers to every example, the
-        # other gives one sample to the whole lot.
+            raise ValueError(f"Model '{model.name}' has no trainable variable. {remedy}")
+        # A pass may advance two kinds of random state: seeds give fresh numbers to every example, and
+        # tfdp's noisy layers have one draw for the whole lot.
         self._per_example = {id(v) for v in seed_states(model)}
-        self._per_lot = {id(v) for v in noise_states(model)} - self._per_example
+        self._per_lot = {id(n.weight_noise_state) for n in noisy_layers(model) if n.built}
         self._permitted = frozenset()
         self.row_bytes: int | None = None
         self.penalized = True
@@ -151,7 +177,7 @@ class Forward:
         return keras.StatelessScope(mapping)
 
     def metric_values(self, scope) -> list:
-        """The state of the model's own metrics in `scope`; None where nothing there has set it."""
+        """Returns the state of the model's own metrics in `scope`, with None where it is not set."""
         return [scope.get_current_value(v) for v in own_metrics(self.model)]
 
     def outputs(self, values, state, x):
@@ -181,11 +207,11 @@ class Forward:
                 new_state.append(None)
                 continue
             if not (self.is_random(variable) or id(variable) in self._permitted):
-                raise ValueError(refusal_of_state(variable))
+                raise ValueError(state_error(variable))
             new_state.append(after)
         for variable, value in zip(self.variables, values, strict=True):
             if scope.get_current_value(variable) is not value:
-                raise ValueError(refusal_of_state(variable))
+                raise ValueError(state_error(variable))
         return y_pred, scope, new_state
 
     def loss(self, scope, x, y, y_pred):

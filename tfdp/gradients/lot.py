@@ -9,12 +9,12 @@ import tensorflow as tf
 from tfdp._compat.tensorflow import inside_xla
 from tfdp._validate import one_of
 from tfdp.gradients.bounds import L2Clip
-from tfdp.gradients.chunk_loop import sum_of_chunks
 from tfdp.gradients.chunks import (
-    balanced,
+    balanced_chunks,
     pad_rows,
     split_rows,
     suitable_rows,
+    sum_of_chunks,
     works_in_sequence,
 )
 from tfdp.gradients.contract import BoundedSum, Engine
@@ -45,11 +45,11 @@ def choose_engine(name: str, model) -> Engine:
         if name == "ghost":
             raise ValueError(
                 f"Model '{model.name}' normalizes with statistics='batch', so an example's loss "
-                "depends on the whole lot, for which the ghost engine is not exact. Expected "
+                "depends on the whole lot, for which the ghost engine is not exact. Use "
                 "engine='auto', or statistics='example'."
             )
         return lotwise.bounded_sum
-    engines = {"vectorized": exact.bounded_sum, "loop": loop.bounded_sum}
+    engines: dict[str, Engine] = {"vectorized": exact.bounded_sum, "loop": loop.bounded_sum}
     return engines.get(name, ghost.bounded_sum)
 
 
@@ -115,12 +115,11 @@ def bounded_sum(
 
     if needs_whole_lots:
         raise NotImplementedError(
-            "With statistics='batch' a lot is normalized as a whole, and physical batches would have "
-            "statistics of their own, for which nothing is proven. Expected no "
-            f"`physical_batch_size`. Found {physical_batch_size}. Use smaller lots, or "
-            "statistics='example'."
+            f"physical_batch_size={physical_batch_size} cannot be combined with statistics='batch': "
+            "physical batches would have statistics of their own, for which nothing is proven. Use "
+            "smaller lots instead, or statistics='example'."
         )
-    chunks, size = balanced(total, physical_batch_size, microbatch_size)
+    chunks, size = balanced_chunks(total, physical_batch_size, microbatch_size)
     x, y, sample_weight = pad_rows((x, y, sample_weight), chunks * size)
     split = split_rows((x, y, sample_weight), chunks, size)
 

@@ -35,8 +35,8 @@ _ALONE = (
 def refuse_mixed_rows(forward, run, x, y, outputs) -> None:
     """Raises ValueError if outputs or losses of one row depend on other rows.
 
-    A `compute_loss` of one's own and losses from `add_loss` only give a warning, unless nothing is
-    left of the loss for a single row. Numbers that a model cannot compute with say nothing.
+    A custom `compute_loss` and losses from `add_loss` only give a warning, unless nothing is left of
+    the loss for a single row. Numbers that a model cannot compute with say nothing.
 
     Args:
         forward: the `Forward` of a compiled model.
@@ -129,9 +129,9 @@ def _judge_outputs(forward, run, lots):
             who = f"Layer '{layer.name}' ({type(layer).__name__}) of model '{model.name}'"
         raise _Mixed(
             f"{who} mixes the examples of a lot: a result for one example (of operation "
-            f"'{operation}') depends on the other examples. {_ALONE} Expected outputs (rows, ...) that "
-            "are computed row by row, such as LayerNormalization in place of statistics over a batch. "
-            "Make both parts of a pair one example."
+            f"'{operation}') depends on the other examples. {_ALONE} Compute outputs (rows, ...) row "
+            "by row, such as by LayerNormalization instead of statistics over a batch, and make both "
+            "parts of a pair one example."
         )
     if added and _interacts([run(*lots(*choice))[1] for choice in _CHOICES]):
         _warn(model, "A loss that a layer of model '%s' adds (add_loss)")
@@ -156,7 +156,8 @@ def _mixing_operation(forward, lots, row) -> str:
     That is the first one whose result for the row moves; or, if it was given something of `x`
     that has no rows, what brought rows together before it, such as `tensordot` over all axes.
     """
-    found_in, reach = [], set()
+    found_in: list[tf.Operation] = []
+    reach: set[tf.Operation] = set()
 
     def everything(x):
         forward.outputs([tf.convert_to_tensor(v) for v in forward.variables], forward.state(), x)
@@ -215,10 +216,10 @@ def _judge_loss(model, names, loss, lots):
             return
     raise _Mixed(
         f"The loss of model '{model.name}' ({', '.join(names)}) is not a sum over the rows of a lot: "
-        f"the value of one row depends on the other rows. {_ALONE} Expected a loss with one value for "
+        f"the value of one row depends on the other rows. {_ALONE} Use a loss with one value for "
         "each row, computed from its own row, such as "
-        "keras.ops.mean(keras.ops.square(y - y_pred), axis=-1). Dice and Tversky do that with their "
-        "argument `axis`, such as axis=(1, 2, 3) for images."
+        "keras.ops.mean(keras.ops.square(y - y_pred), axis=-1). Dice and Tversky have the argument "
+        "`axis` for that, such as axis=(1, 2, 3) for images."
     )
 
 

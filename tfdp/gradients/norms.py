@@ -1,4 +1,4 @@
-"""How norms of factored gradients are computed without being understated, and when it is worth it."""
+"""Norms of factored gradients that rounding does not understate, and when factors are worth it."""
 
 import contextlib
 import contextvars
@@ -39,7 +39,7 @@ def rows_or_expected(rows: int | None) -> int:
     return rows or _ROWS.get()
 
 
-def instantiates(rows, positions, p, q) -> bool:
+def should_instantiate(rows, positions, p, q) -> bool:
     """Whether writing out sums of outer products is cheaper than their Gram matrices.
 
     Args:
@@ -57,7 +57,7 @@ def instantiates(rows, positions, p, q) -> bool:
     return instantiated <= gram
 
 
-def rounding(terms: int, positions: int | None) -> float:
+def rounding_error(terms: int, positions: int | None) -> float:
     """Returns how much a squared norm from Gram matrices may be too small, with room to spare.
 
     Rounding errors of a sum of n products grow like the square root of n, and those of the entries of
@@ -80,7 +80,7 @@ def gram(factor: tf.Tensor) -> tf.Tensor:
     return float32_products.product(functools.partial(tf.matmul, transpose_b=True), factor, factor)
 
 
-def exceeding(square, largest=None):
+def with_gpu_rounding(square, largest=None):
     """Raises squared norms by what the products in a sum may add to it where a GPU rounds them.
 
     Args:
@@ -93,16 +93,16 @@ def exceeding(square, largest=None):
     return tf.square(tf.sqrt(square) + longer)
 
 
-def strict(square, largest, terms: int, positions: int | None):
+def with_rounding(square, largest, terms: int, positions: int | None):
     """Raises squared norms that rounding may have understated because terms cancel.
 
     Args:
         square: float32 [rows]: squared norms, from Gram matrices.
         largest: float32 [rows]: the squares of the triangle inequality's bounds.
-        terms, positions: as in `rounding`.
+        terms, positions: as in `rounding_error`.
     """
-    square = square + rounding(terms, positions) * largest
-    return exceeding(tf.maximum(square, CANCELLATION * largest), largest)
+    square = square + rounding_error(terms, positions) * largest
+    return with_gpu_rounding(tf.maximum(square, CANCELLATION * largest), largest)
 
 
 def row_squares(values):

@@ -56,8 +56,8 @@ def per_example_gradients(
     one_of("method", method, METHODS)
     if not (model.built and model.compiled):
         raise ValueError(
-            f"Expected a model that is built and compiled with a loss. Received model '{model.name}' "
-            f"with built={model.built}, compiled={model.compiled}."
+            f"Model '{model.name}' is not {'compiled' if model.built else 'built'}. Build it (give "
+            "it an Input layer, or call it once on data) and compile it with a loss."
         )
     forward = Forward(model)
     x = tf.nest.map_structure(tf.convert_to_tensor, without_none(x))
@@ -69,7 +69,7 @@ def per_example_gradients(
         found, *_ = engine.per_example_gradients(forward, x, y, weight, tf.constant(0))
         return [
             tf.zeros([tf.shape(weight)[0], *variable.shape])
-            if gradient is None  # nothing becomes of the variable
+            if gradient is None  # the variable is not used
             else in_layout_of_variable(gradient)
             for gradient, variable in zip(found, forward.variables, strict=True)
         ]

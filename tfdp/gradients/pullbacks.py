@@ -1,8 +1,8 @@
-"""What a weight may go through before it meets the data: linear operations of weights alone.
+"""Gradients through linear operations of weights alone, before a weight meets the data.
 
-A pullback maps the per-example gradients of what such an operation returned to those of the weight it
-was given. Outer products and look-ups stay factors: a product with another weight (LoRA) multiplies
-one of their factors, so that no gradient of the product's size is written out.
+A pullback maps the per-example gradients of the result of such an operation to those of the weight.
+Outer products and look-ups stay factors: a product with another weight (LoRA) multiplies one of their
+factors, so that no gradient of the product's size is written out.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from tfdp.gradients.factors import (
     in_layout_of_variable,
     keeps_order,
 )
-from tfdp.gradients.meetings import PRODUCTS
+from tfdp.gradients.weight_ops import PRODUCTS
 
 Pullback = Callable[[PerExampleGradient], PerExampleGradient]
 
@@ -69,7 +69,7 @@ def _parts(operation, place):
 
 
 def _taken(operation, place, numbers):
-    """What an operation takes of an array, by running it; nothing where it needs unknown numbers."""
+    """Runs an operation on an array and returns its parts; none if it needs unknown numbers."""
     definition, run = operation.op_def, getattr(tf.raw_ops, operation.type)
     # In Python, `split_dim` is called `axis`.
     names = [argument.name.replace("split_dim", "axis") for argument in definition.input_arg]
@@ -135,7 +135,7 @@ class _Rearranged:
 
 @dataclasses.dataclass(frozen=True)
 class _Then:
-    """One `finish` after another; compares by value, as `sums.added` needs it."""
+    """One `finish` after another; compares by value, as `sums.add_gradients` needs it."""
 
     first: Callable
     second: Callable

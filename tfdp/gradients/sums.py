@@ -17,18 +17,19 @@ import tensorflow as tf
 
 from tfdp._compat import float32_products
 from tfdp.gradients.factors import (
+    Arranged,
     Instantiated,
     Lookups,
     OuterProducts,
     PerExampleGradient,
     identity,
     in_layout_of_variable,
+    keeps_order,
 )
-from tfdp.gradients.moment_terms import MomentTerm
-from tfdp.gradients.norms import VANISHING, gram, instantiates, strict
+from tfdp.gradients.norms import VANISHING, gram, should_instantiate, with_rounding
 
 
-def added(parts: list[PerExampleGradient]) -> PerExampleGradient:
+def add_gradients(parts: list[PerExampleGradient]) -> PerExampleGradient:
     """Returns the sum of several per-example gradients of one variable, for the same rows.
 
     Args:
@@ -36,7 +37,7 @@ def added(parts: list[PerExampleGradient]) -> PerExampleGradient:
     """
     terms = [part for part in parts if isinstance(part, MomentTerm)]
     if terms:
-        whole = added([part for part in parts if part not in terms])
+        whole = add_gradients([part for part in parts if part not in terms])
         return functools.reduce(lambda total, term: term.added_to(total), terms, whole)
     groups = collections.defaultdict(list)
     for part in parts:
@@ -53,7 +54,7 @@ def added(parts: list[PerExampleGradient]) -> PerExampleGradient:
 
 
 def _kind(part) -> tuple:
-    """What gradients have in common if their factors or entries have the same meaning."""
+    """Returns a key that is equal for gradients whose factors or entries have the same meaning."""
     if isinstance(part, Lookups):
         return Lookups, part.size
     if isinstance(part, OuterProducts):
@@ -95,7 +96,7 @@ class LookupsAndProducts(PerExampleGradient):
         counts = self.lookups.indices.shape[1], self.products.left.shape[1]
         positions = None if None in counts else sum(counts)
         rows, _, size = self.products.left.shape
-        writes_out = instantiates(rows, positions, size, self.products.right.shape[2])
+        writes_out = should_instantiate(rows, positions, size, self.products.right.shape[2])
         return self.instantiated() if writes_out else self
 
     def instantiated(self):
@@ -126,7 +127,7 @@ class LookupsAndProducts(PerExampleGradient):
                 tf.reduce_sum(tf.sqrt(_squares(vectors)), axis=1),
             ]
         )
-        square = strict(square, tf.square(largest), left.shape[2] + right.shape[2], None)
+        square = with_rounding(square, tf.square(largest), left.shape[2] + right.shape[2], None)
         return tf.where(self.lookups.misses(), float("nan"), square)
 
     def weighted_sum(self, weights):
@@ -138,3 +139,97 @@ class LookupsAndProducts(PerExampleGradient):
 
 def _squares(factor):
     return tf.reduce_sum(tf.square(factor), axis=2) + VANISHING
+
+
+class MomentTerm:
+    """The part of gradients that flows through the moments of public examples.
+
+    It is `sum_k coefficients[i, k, c] * jacobian[k, ..., c]` for row i, where k counts mean and
+    variance; see `engines.public_moments`.
+
+    Args:
+        jacobian: float32 [k, *shape of the variable], features last.
+        coefficients: float32 [rows, k, features].
+    """
+
+    def __init__(self, jacobian, coefficients):
+        self.shape = jacobian.shape[1:]
+        flat = tf.reshape(jacobian, [jacobian.shape[0], -1, self.shape[-1]])
+        # With unit vectors, no square of a coefficient vanishes beside the square of a large number.
+        self.jacobian, lengths = _units(flat)
+        self.coefficients = coefficients * lengths
+
+    def added_to(self, base: PerExampleGradient) -> PerExampleGradient:
+        """Returns the sum with other gradients of the same rows and variable."""
+        if isinstance(base, OuterProducts) and keeps_order(base.finish):
+            return ThroughMoments(base, self.coefficients, self.jacobian, self.shape)
+        return _written_out(base, self)
+
+
+def _written_out(base, term):
+    rows = tf.reshape(in_layout_of_variable(base), [-1, *term.jacobian.shape[1:]])
+    rows += tf.einsum("nkc,kpc->npc", term.coefficients, term.jacobian)
+    return Instantiated(rows, Arranged(tuple(term.shape)))
+
+
+def _units(vectors):
+    """Divides [k, p, c] by the L2 norms along p; returns (quotients, norms [k, c]).
+
+    A zero vector stays zero; it occurs because a variance does not depend on the bias before it.
+    """
+    largest = tf.reduce_max(tf.abs(vectors), axis=1, keepdims=True)
+    vectors = tf.math.divide_no_nan(vectors, largest)  # the largest entry is 1, or all are 0
+    norms = tf.norm(vectors, axis=1, keepdims=True)
+    return tf.math.divide_no_nan(vectors, norms), (largest * norms)[:, 0]
+
+
+def _einsum(equation, a, b):
+    return float32_products.product(functools.partial(tf.einsum, equation), a, b)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ThroughMoments(PerExampleGradient):
+    """The sum of outer products and a `MomentTerm`, without writing gradients out.
+
+    Args:
+        base: the outer products; their `finish` keeps the order of entries.
+        coefficients, jacobian, shape: as in `MomentTerm`, with the jacobian [k, entries, features].
+    """
+
+    base: OuterProducts
+    coefficients: tf.Tensor
+    jacobian: tf.Tensor
+    shape: tf.TensorShape
+
+    def __tf_flatten__(self):
+        return (self.jacobian, self.shape), (self.base, self.coefficients)
+
+    def in_cheapest_form(self):
+        base = self.base.in_cheapest_form()
+        return self if base is self.base else _written_out(base, self)
+
+    def instantiated(self):
+        return _written_out(self.base, self)
+
+    def square_norms(self):
+        direct = self.base.square_norms()
+        gram = _einsum("kpc,lpc->klc", self.jacobian, self.jacobian)
+        through = _einsum("nkc,klc->nlc", self.coefficients, gram)
+        added = tf.maximum(tf.reduce_sum(through * self.coefficients, axis=[1, 2]), 0.0)
+        seen = _einsum("ntp,kpc->nktc", self.base.left, self.jacobian)
+        products = _einsum("nktc,ntc->nkc", seen, self.base.right)
+        cross = tf.reduce_sum(products * self.coefficients, axis=[1, 2])
+        # As for Gram matrices, rounding must not understate a norm where the two terms nearly cancel.
+        largest = tf.square(tf.sqrt(direct) + tf.sqrt(added))
+        terms = self.base.left.shape[2] + self.base.right.shape[2]
+        return with_rounding(direct + 2.0 * cross + added, largest, terms, None)
+
+    def weighted_sum(self, weights):
+        totals = _einsum("n,nkc->kc", weights, self.coefficients)
+        added = _einsum("kc,kpc->pc", totals, self.jacobian)
+        return self.base.weighted_sum(weights) + tf.reshape(added, self.shape)
+
+    def grouped(self, size):
+        coefficients = tf.reshape(self.coefficients, [-1, size, *self.coefficients.shape[1:]])
+        coefficients = tf.reduce_sum(coefficients, axis=1)
+        return ThroughMoments(self.base.grouped(size), coefficients, self.jacobian, self.shape)

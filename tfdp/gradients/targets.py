@@ -48,7 +48,7 @@ def without_none(tree):
 
 
 def with_none(tree):
-    """The inverse of `without_none`."""
+    """Replaces empty tuples by None: the inverse of `without_none`."""
 
     def absent(part):
         return keras.tree.MAP_TO_NONE if isinstance(part, tuple) and not part else None
@@ -99,9 +99,9 @@ def check_weights(y, sample_weight) -> None:
         return
     if not nested:
         raise ValueError(
-            "Several targets with one `sample_weight` for all of them: expected one number for each "
-            f"example, shape (rows,). Received shape {tuple(sample_weight.shape)}. Pass weights in the "
-            "structure of the targets instead."
+            "One `sample_weight` for several targets has more than one number for each example: shape "
+            f"{tuple(sample_weight.shape)}. Pass shape (rows,), or weights in the structure of the "
+            "targets."
         )
     tf.nest.assert_same_structure(*map(keras.tree.lists_to_tuples, (y, sample_weight)))
 
@@ -113,8 +113,8 @@ def _weight(leaf, rows):
     leaf = tf.cast(tf.convert_to_tensor(leaf), tf.float32)
     if not leaf.shape.rank:
         raise ValueError(
-            "Expected sample weights for each example, shape (rows,) or (rows, tokens). Received "
-            f"shape {leaf.shape}."
+            "There is one sample weight for all rows. Pass one for each example, shape (rows,), or for "
+            "each token, shape (rows, tokens)."
         )
     return leaf[:, 0] if leaf.shape.rank == 2 and leaf.shape[1] == 1 else leaf
 

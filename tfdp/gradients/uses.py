@@ -1,20 +1,20 @@
-"""Finds what becomes of a weight, in the graph of one row's pass through the model.
+"""Finds how a weight is used, in the graph of one row's pass through the model.
 
-Each row passes alone, so whatever an operation does with a weight belongs to that row. Large weights
+Each row passes alone, so the output of an operation with a weight belongs to that row. Large weights
 meet the row's data in few kinds of operations: products, convolutions and look-ups. There the gradient
 is a sum of outer products, or of vectors at looked-up rows, and its factors are the operation's other
-input and the gradient at its output (`meetings`). On the way, a weight may be cast, reshaped, scaled or
-multiplied by other weights (LoRA), which the factors follow (`pullbacks`). Where a weight meets the
+input and the gradient at its output (`weight_ops`). Before that, a weight may be cast, reshaped, scaled
+or multiplied by other weights (LoRA), which the factors follow (`pullbacks`). Where a weight meets the
 data in any other operation, its gradient is written out for each row.
 
 This is exact by the chain rule: the gradient of a weight is the sum, over the operations that read it,
 of the gradient at the operation's output, pulled back to the weight. `uses_of` goes through every
 operation that reads it. If no rule knows one of them, the gradient takes more memory, and is the same.
 
-A new rule belongs in `meetings.meeting` if a weight meets the data there, and in
-`pullbacks.pullbacks_of` if the operation is linear in weights alone. Return None when in doubt. What
-the graph does not show, such as the loops of recurrent layers and the public examples of
-normalizations, `declare`s its uses.
+A new rule belongs in `weight_ops.gradient_rule` if a weight meets the data there, and in
+`pullbacks.pullbacks_of` if the operation is linear in weights alone. Return None when in doubt. Code
+whose uses the graph does not show, such as the loops of recurrent layers and the public examples of
+normalizations, calls `declare`.
 """
 
 import contextlib
@@ -26,8 +26,8 @@ import tensorflow as tf
 
 from tfdp._compat.graphs import called_graph
 from tfdp.gradients.factors import Instantiated, PerExampleGradient
-from tfdp.gradients.meetings import ENTRYWISE, PRODUCTS, meeting
 from tfdp.gradients.pullbacks import pullbacks_of
+from tfdp.gradients.weight_ops import ENTRYWISE, PRODUCTS, gradient_rule
 
 # No gradient reaches a weight through these.
 _WITHOUT_VALUES = {"Shape", "StopGradient", "ZerosLike", "OnesLike", "Rank", "Size"}
@@ -35,27 +35,29 @@ _WITHOUT_VALUES = {"Shape", "StopGradient", "ZerosLike", "OnesLike", "Rank", "Si
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Use:
-    """What becomes of one weight in one operation.
+    """The use of one weight in one operation.
 
     Attributes:
         sources: the tensors of the pass at which the backward pass takes gradients.
-        saved: the tensors of the pass that the weight's gradient is made of besides.
-        form: maps the gradients at `sources` and the saved tensors, each [rows, *shape in the pass],
-            to the `PerExampleGradient` of the weight.
-        written_out: whether the weight met the data entry by entry, or in an unknown way, so that its
-            gradient has no factors.
+        saved: other tensors of the pass that the weight's gradient is computed from.
+        gradient: maps the gradients at `sources` and the saved tensors, each [rows, *shape in the
+            pass], to the `PerExampleGradient` of the weight.
+        written_out: whether the gradient has no factors, since the weight met the data entry by entry
+            or in an unknown operation.
         unknown: the operation of unknown kind for which the gradient is written out, or None.
     """
 
     sources: list
     saved: list
-    form: Callable[..., PerExampleGradient]
+    gradient: Callable[..., PerExampleGradient]
     written_out: bool = False
     unknown: tf.Operation | None = None
 
 
-def whole(read: tf.Tensor, of_rows: Callable, unknown: tf.Operation | None = None) -> list[Use]:
-    """Returns all uses of a weight that the graph shows as one, whose gradient is written out.
+def written_out_use(
+    read: tf.Tensor, of_rows: Callable, unknown: tf.Operation | None = None
+) -> list[Use]:
+    """Returns all uses of a weight in the graph as one use, whose gradient is written out.
 
     Args:
         read, of_rows: as in `uses_of`.
@@ -69,25 +71,22 @@ def _whole(at_weight):
 
 
 def uses_of(read: tf.Tensor, of_rows: Callable) -> list[Use]:
-    """Returns the uses of a weight, or `whole` if an operation with it is of unknown kind.
+    """Returns the uses of a weight, or `written_out_use` if an operation with it is of unknown kind.
 
     Args:
         read: the weight as the pass read it, in a graph that shows the pass to its end.
-        of_rows: whether a tensor depends on the row; see `_compat.dependence.Dependence`.
+        of_rows: whether a tensor depends on the row; see `_compat.graphs.Dependence`.
     """
     uses = [*_declared(read)]
     for operation in dict.fromkeys(read.consumers()):
-        if operation.type in _WITHOUT_VALUES or _is_empty(operation):
+        is_empty = all(output.shape.num_elements() == 0 for output in operation.outputs)
+        if is_empty or operation.type in _WITHOUT_VALUES:
             continue
         found = _uses_in(operation, read, of_rows)
         if found is None:
-            return whole(read, of_rows, operation)
+            return written_out_use(read, of_rows, operation)
         uses += found
     return uses
-
-
-def _is_empty(operation):
-    return all(output.shape.num_elements() == 0 for output in operation.outputs)
 
 
 def _uses_in(operation, tensor, of_rows):
@@ -107,18 +106,19 @@ def _uses_in(operation, tensor, of_rows):
         # what a later operation writes out.
         if operation.type not in PRODUCTS or not any(use.written_out for use in uses):
             return uses
-    met = meeting(operation, place) or _meeting_in_call(operation, place)
-    if met is None:
+    rule = gradient_rule(operation, place) or _rule_in_call(operation, place)
+    if rule is None:
         return None
-    saved, form = met
-    return [Use([operation.outputs[0]], saved, form, operation.type in ENTRYWISE)]
+    saved, gradient = rule
+    return [Use([operation.outputs[0]], saved, gradient, operation.type in ENTRYWISE)]
 
 
 def _after(use, pullback):
-    return dataclasses.replace(use, form=lambda *tensors: pullback(use.form(*tensors)))
+    return dataclasses.replace(use, gradient=lambda *tensors: pullback(use.gradient(*tensors)))
 
 
-_DECLARED = contextvars.ContextVar("declared")  # {reference to tensor: uses}
+# {reference to tensor: uses}
+_DECLARED: contextvars.ContextVar[dict[object, list[Use]]] = contextvars.ContextVar("declared")
 
 
 @contextlib.contextmanager
@@ -135,8 +135,8 @@ def declare(weight: tf.Tensor, use: Use) -> None:
     """Adds a use that the graph does not show.
 
     Args:
-        weight: a weight as the pass read it, or what was made of one.
-        use: what becomes of it.
+        weight: a weight as the pass read it, or the result of a linear operation on it.
+        use: how it is used.
     """
     _DECLARED.get().setdefault(weight.ref(), []).append(use)
 
@@ -146,7 +146,7 @@ def _declared(weight):
 
 
 def _all_declared(weight, of_rows):
-    """The declared uses of a weight and of what linear operations of weights alone make of it."""
+    """The declared uses of a weight, and of the results of linear operations on it."""
     uses = [*_declared(weight)]
     for operation in dict.fromkeys(weight.consumers()):
         places = [place for place, one in enumerate(operation.inputs) if one is weight]
@@ -158,8 +158,8 @@ def _all_declared(weight, of_rows):
     return uses
 
 
-def _meeting_in_call(call, place):
-    """What `meeting` says of the one operation of a function, as of Keras' grouped convolutions."""
+def _rule_in_call(call, place):
+    """The rule of a function of one operation, such as Keras' grouped convolutions."""
     graph = called_graph(call)
     if graph is None or len(graph.outputs) != 1:
         return None
@@ -171,7 +171,7 @@ def _meeting_in_call(call, place):
     places = [place for place, one in enumerate(inputs) if one is weight]
     if len(places) != 1 or len(weight.consumers()) != 1:
         return None
-    met = meeting(output.op, *places)
-    if met is None or any(one.ref() not in given for one in met[0]):
+    rule = gradient_rule(output.op, *places)
+    if rule is None or any(one.ref() not in given for one in rule[0]):
         return None
-    return [given[one.ref()] for one in met[0]], met[1]
+    return [given[one.ref()] for one in rule[0]], rule[1]

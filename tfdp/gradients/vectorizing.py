@@ -48,12 +48,13 @@ def vectorized_map(model, function: Callable, rows):
             instead = "or write that part with other operations."
         else:
             who = f"Layer '{layer.name}' ({type(layer).__name__})"
-            instead = "apply what needs no weights to the data (dataset.map), or replace the layer."
+            instead = (
+                "apply a layer without weights to the data (dataset.map), or replace the layer."
+            )
         raise NotImplementedError(
             f"{who} uses an operation that tfdp cannot vectorize: the TensorFlow op "
-            f"{operations[0].type} ({_reason(error)}). Expected operations that it can vectorize; "
-            "it does not fall back to a slow loop over the examples in silence. Ask for that loop with "
-            f"tfdp.make_private(model, engine='loop'), which trains any model, {instead}"
+            f"{operations[0].type} ({_reason(error)}). Use tfdp.make_private(model, engine='loop'), a "
+            f"slow loop over the examples that trains any model, {instead}"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""What the public and the private batch normalization have in common."""
+"""Base class of the public and the private batch normalization."""
 
 import keras
 import tensorflow as tf
@@ -30,7 +30,7 @@ class FeatureNormalization(keras.layers.Layer):
         if not self.axis % len(input_shape):
             raise ValueError(
                 f"Layer '{self.name}' normalizes along axis {self.axis}, which is that of the "
-                f"examples. Expected another axis of inputs of shape {tuple(input_shape)}."
+                f"examples. Choose another axis of inputs of shape {tuple(input_shape)}."
             )
         shape = (input_shape[self.axis],)
         self.gamma = self.add_weight(shape, "ones", name="gamma") if self.scale else None

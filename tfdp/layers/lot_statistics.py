@@ -14,7 +14,7 @@ _present_rows: list[tf.Tensor] = []
 
 
 @contextlib.contextmanager
-def present_rows(present: tf.Tensor):
+def running_lot(present: tf.Tensor):
     """Context in which statistics over a lot count only the rows that are present.
 
     Args:
@@ -27,7 +27,7 @@ def present_rows(present: tf.Tensor):
         _present_rows.pop()
 
 
-def rows_present(rows: tf.Tensor) -> tf.Tensor:
+def present_rows(rows: tf.Tensor) -> tf.Tensor:
     """Returns float32 [rows]: 1 for the rows of the running lot that are present, and 0 for others.
 
     Args:

@@ -38,8 +38,8 @@ def standard_normal(shape, seed) -> tf.Tensor:
     return radius * tf.cos(2.0 * math.pi * uniform[1])
 
 
-class DrawnNoise:
-    """Mixin of layers that draw noise for weights, one draw per lot.
+class DrawnNoise(keras.layers.Layer):
+    """Base of layers that draw noise for weights, one draw per lot.
 
     The noise is a pure function of the variable `weight_noise_state`, a seed word and a counter.
     So every example of a lot gets the same draw (in `tf.vectorized_map` too), norm and gradient
@@ -83,7 +83,7 @@ class DrawnNoise:
 
 
 class _NoisyKernel(DrawnNoise):
-    """Mixin that calls a layer of Keras with a kernel that is drawn."""
+    """Calls a layer of Keras, the class after this one, with a kernel that is drawn."""
 
     def __init__(self, *args, noise_stddev, noise_at_inference=True, seed=None, **kwargs):
         super().__init__(*args, **kwargs)
@@ -131,7 +131,7 @@ _ARGUMENTS = """
             units of the weights; at least 0.
         noise_at_inference: whether the noise stays at inference, as in the paper's experiments
             (default), or the mean is used. The noise of inference is frozen: it is that of the
-            current state, which is saved with the weights, until training goes on.
+            current state, which is saved with the weights, until training resumes.
         seed: a seed word from 0 to 2**32 - 1; by default from the operating system's entropy.
         **kwargs: as for the Keras layer.
 
@@ -198,6 +198,6 @@ NoisyConv = NoisyConv2D  # the one that is meant where no rank is named
 
 
 def noisy_layers(model) -> list:
-    """All noisy layers of a model, including nested ones."""
+    """Returns all noisy layers of a model, including nested ones."""
     layers = layers_of(model, itself=True)
     return [layer for layer in layers if isinstance(layer, _NoisyKernel)]

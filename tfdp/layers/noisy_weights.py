@@ -19,7 +19,7 @@ _KERNELS = ("kernel", "recurrent_kernel", "embeddings", "depthwise_kernel", "poi
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
-class NoisyWeights(DrawnNoise, keras.layers.Layer):
+class NoisyWeights(DrawnNoise):
     """Runs a network whose trainable weights have Gaussian noise of a constant standard deviation.
 
     It works for every network, without noisy variants of its layers. There is one draw for a call, so

@@ -27,7 +27,7 @@ import tensorflow as tf
 from tfdp._compat.float32_products import weighted_sum
 from tfdp._validate import one_of, positive
 from tfdp.layers.feature_normalization import FeatureNormalization
-from tfdp.layers.lot_statistics import rows_present
+from tfdp.layers.lot_statistics import present_rows
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
@@ -120,7 +120,7 @@ class PrivateBatchNormalization(FeatureNormalization):
 
     @property
     def units(self) -> tuple[float, float]:
-        """What the weights of the mean and of the variance are multiplied by."""
+        """The factors of the weights of the mean and of the variance."""
         return self.rate * self.truncation, self.rate * self.truncation**2
 
     @property
@@ -135,12 +135,12 @@ class PrivateBatchNormalization(FeatureNormalization):
 
     @property
     def uses_lot_statistics(self) -> bool:
-        """Whether an example changes what becomes of the others of its lot in training."""
+        """Whether an example changes the outputs of others of its lot in training."""
         return self.statistics == "batch"
 
     def call(self, inputs, training=False):
         x = tf.cast(inputs, tf.float32)
-        present = rows_present(tf.shape(x)[0])
+        present = present_rows(tf.shape(x)[0])
         share = present / tf.reduce_sum(present)
         if training and self.uses_lot_statistics:
             mean, variance = self._lot_moments(x, share)

@@ -20,9 +20,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._compat.keras import layers_of
-from tfdp._validate import one_of
+from tfdp._validate import one_of, refuse
 from tfdp.layers.feature_normalization import FeatureNormalization
-from tfdp.layers.lot_statistics import rows_present
+from tfdp.layers.lot_statistics import present_rows
 
 STATISTICS = ("example", "batch")
 
@@ -118,9 +118,9 @@ class PublicBatchNormalization(FeatureNormalization):
         """Mean and variance, broadcastable to `x`, for the kind of pass that is running."""
         if not _passes:
             raise RuntimeError(
-                f"Layer '{self.name}' (PublicBatchNormalization) has no public examples. Expected it "
-                "inside of tfdp.layers.PublicExamples(network, examples); "
-                "tfdp.fix(model, public_data=examples) builds that."
+                f"Layer '{self.name}' (PublicBatchNormalization) has no public examples. Put it "
+                "inside tfdp.layers.PublicExamples(network, examples), as "
+                "tfdp.fix(model, public_data=examples) does."
             )
         one = _passes[-1]
         positions = self.positions(x.shape.rank)
@@ -140,8 +140,8 @@ class PublicBatchNormalization(FeatureNormalization):
         if left is None or left.layer is not self:
             raise RuntimeError(
                 f"Layer '{self.name}' (PublicBatchNormalization) was not called in the pass of the "
-                "public examples, or in another order. Expected a network that calls its layers in "
-                "one order."
+                "public examples, or in another order. Use a network that calls its layers in a fixed "
+                "order."
             )
         return _mixed(left.mean, left.variance, *_own_moments(x, positions), 1.0 / (one.count + 1))
 
@@ -235,10 +235,8 @@ class PublicExamples(keras.layers.Layer):
         specs = [_parsed(spec) for spec in keras.tree.flatten(example_specs)]
         counts = {shape[0] for shape, _ in specs}
         if len(counts) != 1 or not min(counts) >= 2:
-            raise ValueError(
-                "Invalid value received for argument `examples`. Expected at least 2 examples, equally "
-                f"many in every array. Received: {example_specs}"
-            )
+            expected = "at least 2 examples, equally many in every array"
+            refuse("examples", expected, example_specs, "Pass such arrays.")
         (self.count,) = counts
         self._dtypes = [dtype for _, dtype in specs]
         self._rows = [
@@ -261,7 +259,7 @@ class PublicExamples(keras.layers.Layer):
 
     @property
     def uses_lot_statistics(self) -> bool:
-        """Whether an example changes what becomes of the others of its lot in training."""
+        """Whether an example changes the outputs of others of its lot in training."""
         return self.statistics == "batch"
 
     @property
@@ -276,7 +274,7 @@ class PublicExamples(keras.layers.Layer):
     def call(self, inputs, training=False):
         if self.statistics == "batch" and training:
             private = tf.shape(keras.tree.flatten(inputs)[0])[0]
-            return self._joined(inputs, self._tensors(), rows_present(private), training=True)
+            return self._joined(inputs, self._tensors(), present_rows(private), training=True)
         if self.statistics == "batch":
             return self._one_by_one(inputs, self._tensors())
         moments = self.public_moments()
@@ -337,10 +335,8 @@ class PublicExamples(keras.layers.Layer):
 def _as_examples(array):
     array = np.asarray(array)
     if array.ndim < 1 or not (array.dtype.kind in "iufb" and np.isfinite(array).all()):
-        raise ValueError(
-            "Invalid value received for argument `examples`. Expected finite numbers of shape "
-            f"(M, ...). Received: shape {array.shape}, dtype {array.dtype}"
-        )
+        remedy = f"The shape is {array.shape}, the dtype {array.dtype}."
+        refuse("examples", "finite numbers (M, ...)", array, remedy)
     return array.astype(np.float32 if array.dtype.kind == "f" else np.int32)
 
 
@@ -355,6 +351,6 @@ def _parsed(spec):
 
 
 def public_layers(model) -> list[PublicExamples]:
-    """All `PublicExamples` layers of a model, including nested ones."""
+    """Returns all `PublicExamples` layers of a model, including nested ones."""
     layers = layers_of(model, itself=True)
     return [layer for layer in layers if isinstance(layer, PublicExamples)]

@@ -28,14 +28,14 @@ _LAYER = ("none", "layer", "layer_affine")
 
 
 class Architecture(NamedTuple):
-    """How a model is built, and which inputs it accepts. Either `layers` or `outputs` is given.
+    """How a model is built, and which inputs it accepts.
 
     Attributes:
-        layers: function (classes, normalization, activation, output normalization) -> layers of a
-            Sequential model.
+        make: function (classes, normalization, activation, output normalization) -> layers of a
+            Sequential model. For a functional model, (inputs, *these) -> logits; or
+            (inputs, classes, activation), if `normalizations` is ("none",).
         smallest_image: smallest height and width; None accepts inputs of any shape.
-        outputs: function (inputs, classes, normalization, activation, output normalization) -> logits
-            of a functional model. Without `normalizations` it is (inputs, classes, activation).
+        functional: whether the model is functional, not Sequential.
         takes_tokens: whether the inputs are rows of token ids (below `NUM_TOKENS` for a classifier).
         normalizations: the accepted values of `normalization`; ("none",) for a model with an
             architecture of its own.
@@ -49,9 +49,9 @@ class Architecture(NamedTuple):
         (True, False)
     """
 
-    layers: Callable[..., "list[keras.Layer]"] | None = None
+    make: Callable
     smallest_image: int | None = None
-    outputs: Callable[..., "keras.KerasTensor"] | None = None
+    functional: bool = False
     takes_tokens: bool = False
     normalizations: tuple[str, ...] = NORMALIZATIONS
     scales: bool = False
@@ -78,26 +78,28 @@ MODELS: dict[str, Architecture] = {
     "lenet5": Architecture(_from("lenet", "lenet5"), 12),
     "tutorial_cnn": Architecture(_from("tutorial", "tutorial_cnn"), 13),
     "tutorial_logistic": Architecture(
-        outputs=_from("tutorial", "tutorial_logistic"), normalizations=_OWN
+        _from("tutorial", "tutorial_logistic"), functional=True, normalizations=_OWN
     ),
     "cifar_tutorial": Architecture(_from("cifar", "cifar_tutorial"), 4, scales=True),
-    "resnet18": Architecture(None, 1, _from("resnet", "resnet18"), scales=True),
-    "resnet18_mod": Architecture(None, 1, _from("resnet", "resnet18_mod"), scales=True),
-    "fast_cifar": Architecture(None, 8, _from("resnet", "fast_cifar"), scales=True),
+    "resnet18": Architecture(_from("resnet", "resnet18"), 1, functional=True, scales=True),
+    "resnet18_mod": Architecture(_from("resnet", "resnet18_mod"), 1, functional=True, scales=True),
+    "fast_cifar": Architecture(_from("resnet", "fast_cifar"), 8, functional=True, scales=True),
     "vgg_light": Architecture(_from("vgg", "vgg_light"), 8, scales=True),
     "vgg16": Architecture(_from("vgg", "vgg16"), 32, scales=True),
     "vgg16_mod": Architecture(_from("vgg", "vgg16_mod"), 32, scales=True),
     "vgg16_table": Architecture(_from("vgg", "vgg16_table"), 32, scales=True),
     "vgg16_table_mod": Architecture(_from("vgg", "vgg16_table_mod"), 32, scales=True),
     "tutorial_lstm": Architecture(
-        outputs=_from("tutorial", "tutorial_lstm"), takes_tokens=True, normalizations=_OWN
+        _from("tutorial", "tutorial_lstm"), functional=True, takes_tokens=True, normalizations=_OWN
     ),
-    "bilstm": Architecture(outputs=_from("text", "bilstm"), takes_tokens=True, normalizations=_OWN),
+    "bilstm": Architecture(
+        _from("text", "bilstm"), functional=True, takes_tokens=True, normalizations=_OWN
+    ),
     "bilstm_dl": Architecture(
-        outputs=_from("text", "bilstm_dl"), takes_tokens=True, normalizations=_LAYER
+        _from("text", "bilstm_dl"), functional=True, takes_tokens=True, normalizations=_LAYER
     ),
     "transformer": Architecture(
-        outputs=_from("text", "transformer"), takes_tokens=True, normalizations=_OWN
+        _from("text", "transformer"), functional=True, takes_tokens=True, normalizations=_OWN
     ),
 }
 
@@ -216,24 +218,21 @@ def build(
             "Invalid value received for argument `width`. Expected 1 for the model "
             f"{name!r}, whose widths are fixed. Received: {width!r}"
         )
-    if public_data is not None:
-        normalization = PUBLIC_BATCH
+    normalize: str | Callable = normalization if public_data is None else PUBLIC_BATCH
     if private_statistics is not None:
-        normalization = private_batch(**private_statistics)
+        normalize = private_batch(**private_statistics)
     inputs = keras.Input(tuple(input_shape), dtype="int32" if architecture.takes_tokens else None)
     if architecture.normalizations == _OWN:
-        return keras.Model(inputs, architecture.outputs(inputs, num_classes, activation), name=name)
-    chosen = (num_classes, normalization, activation, normalization if normalize_output else "none")
+        return keras.Model(inputs, architecture.make(inputs, num_classes, activation), name=name)
+    chosen = (num_classes, normalize, activation, normalize if normalize_output else "none")
     scale = {"width": width} if architecture.scales else {}
     inner_name = name if public_data is None else f"{name}_network"
-    if architecture.outputs is not None:
-        network = keras.Model(
-            inputs, architecture.outputs(inputs, *chosen, **scale), name=inner_name
-        )
+    if architecture.functional:
+        logits = architecture.make(inputs, *chosen, **scale)
+        network = keras.Model(inputs, logits, name=inner_name)
     else:
-        network = keras.Sequential(
-            [inputs, *architecture.layers(*chosen, **scale)], name=inner_name
-        )
+        layers = architecture.make(*chosen, **scale)
+        network = keras.Sequential([inputs, *layers], name=inner_name)
     if public_data is None:
         return network
     examples = PublicExamples(network, public_data, statistics, name="public_examples")

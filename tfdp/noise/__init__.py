@@ -8,8 +8,14 @@ Example:
     2.0
 """
 
-from tfdp.noise.correlated import CorrelatedNoise
-from tfdp.noise.families import NoiseFamily
-from tfdp.noise.gaussian import NoiseSource
+import tfdp._compat  # noqa: F401, refuses another backend before any of these modules is imported
+from tfdp._lazy import importing
 
-__all__ = ["CorrelatedNoise", "NoiseFamily", "NoiseSource"]
+_PUBLIC = {
+    "CorrelatedNoise": "correlated",
+    "NoiseFamily": "families",
+    "NoiseSource": "gaussian",
+}
+
+__all__ = [*_PUBLIC]
+__getattr__, __dir__ = importing(__name__, _PUBLIC)

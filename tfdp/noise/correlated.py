@@ -68,7 +68,7 @@ class CorrelatedNoise:
         ]
 
     def growth(self, step: int | tf.Tensor) -> tf.Tensor:
-        """Standard deviation of the value of y at a step over that of z: a float32 scalar.
+        """Returns the standard deviation of y at a step over that of z, a float32 scalar.
 
         Args:
             step: number of the step, from 0.
@@ -104,7 +104,7 @@ class CorrelatedNoise:
         return result
 
     def state(self) -> dict[str, np.ndarray]:
-        """The whole state for `take_up`, as arrays. It is a secret (see the module)."""
+        """Returns the whole state for `take_up`, as arrays. It is a secret (see the module)."""
         return {f"past_{i}": past.numpy() for i, past in enumerate(self._past)}
 
     def take_up(self, state: dict[str, np.ndarray]) -> None:

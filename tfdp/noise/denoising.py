@@ -11,7 +11,7 @@ from tfdp.noise.families import NoiseFamily
 
 
 def kolmogorov_smirnov(values: tf.Tensor, family: NoiseFamily, scale: float) -> tf.Tensor:
-    """Largest distance between the empirical distribution function and that of the noise.
+    """Returns the largest distance of the empirical distribution function from that of the noise.
 
     Args:
         values: float32 [n], n >= 1.

@@ -76,7 +76,7 @@ class NoiseFamily:
         return draws[self.name]()
 
     def standard_deviation(self, scale):
-        """Standard deviation at a scale; the scale itself if the family has none (heavy tails)."""
+        """Returns the standard deviation at a scale, or the scale if there is none (heavy tails)."""
         nu = self.degrees_of_freedom
         heavy = self.name == "cauchy" or (nu is not None and nu <= 2.0)
         if self.name == "student_t" and not heavy:
@@ -85,7 +85,7 @@ class NoiseFamily:
         return scale * factors.get(self.name, 1.0)
 
     def cumulative(self, x: tf.Tensor) -> tf.Tensor:
-        """Distribution function at scale 1, in the dtype of `x`."""
+        """Returns the distribution function at scale 1, in the dtype of `x`."""
         size = tf.abs(x)
         tails = {
             "gaussian": lambda: tf.math.erfc(size / math.sqrt(2.0)) / 2,

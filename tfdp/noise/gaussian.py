@@ -39,8 +39,8 @@ _SMALL = 1 << 11
 _ANGLES, _FURTHER = 1 << 61, 1 << 62
 
 
-def from_words(words: tf.Tensor, more: tf.Tensor | None = None) -> tf.Tensor:
-    """Numbers in (0, 1] of at least 11 significant bits, however small, from random words.
+def uniforms_from_words(words: tf.Tensor, more: tf.Tensor | None = None) -> tf.Tensor:
+    """Returns numbers in (0, 1] of at least 11 significant bits, however small, from random words.
 
     Args:
         words: uint32, of any shape.
@@ -88,7 +88,7 @@ class NoiseSource:
 
     @classmethod
     def with_key(cls, key: np.ndarray) -> "NoiseSource":
-        """A source that repeats the draws of another one, for noise that was drawn and lost.
+        """Returns a source that repeats the draws of another one, for noise that was drawn and lost.
 
         Args:
             key: that of the other source.
@@ -190,13 +190,13 @@ class NoiseSource:
         angle = self._words(high, block + _ANGLES, shape, tf.uint32)
 
         def finer():
-            return from_words(words, self._words(high, block + _FURTHER, shape, tf.uint32))
+            return uniforms_from_words(words, self._words(high, block + _FURTHER, shape, tf.uint32))
 
         if on_gpu():  # to draw more words is cheaper than to wait for what the GPU has seen
             uniform = finer()
         else:  # few pieces have a small word, and only these draw more
             small = words < tf.constant(_SMALL, tf.uint32)
-            uniform = tf.cond(tf.reduce_any(small), finer, lambda: from_words(words))
+            uniform = tf.cond(tf.reduce_any(small), finer, lambda: uniforms_from_words(words))
         radius = tf.sqrt(tf.math.log(uniform) * -2.0) * stddev
         angle = tf.cast(tf.bitcast(angle, tf.int32), tf.float32) * (math.pi * 2.0**-31)
         return tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=-1)

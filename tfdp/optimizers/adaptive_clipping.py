@@ -24,7 +24,7 @@ import math
 
 import tensorflow as tf
 
-from tfdp._validate import fraction, positive
+from tfdp._validate import fraction, positive, refuse
 
 # The default of sigma_b / z: costs the gradients half a percent more noise.
 _COUNT_NOISE = 5.0
@@ -55,17 +55,17 @@ class AdaptiveClipping:
     def __post_init__(self):
         fraction("target_quantile", self.target_quantile, zero=True, one=True)
         positive("quantile_learning_rate", self.quantile_learning_rate)
-        z, on_count = self.noise_multiplier, self.quantile_noise_multiplier
-        if on_count is None:
-            on_count = _COUNT_NOISE * z
-            object.__setattr__(self, "quantile_noise_multiplier", on_count)
+        z, on_count = self.noise_multiplier, self.count_noise
         if not ((on_count > z / 2 or z == 0) and 0.0 <= on_count < math.inf):
-            raise ValueError(
-                "Invalid value received for argument `quantile_noise_multiplier`. Expected a finite "
-                f"number above half the noise multiplier ({z:g} / 2): with less, "
-                "the count alone spends more than the whole step may. Received: "
-                f"{on_count!r}"
-            )
+            expected = f"a finite number above half the noise multiplier ({z:g} / 2)"
+            remedy = "With less noise, the count alone spends more than the whole step may."
+            refuse("quantile_noise_multiplier", expected, on_count, remedy)
+
+    @property
+    def count_noise(self) -> float:
+        """sigma_b, the standard deviation of the noise on the count."""
+        given = self.quantile_noise_multiplier
+        return _COUNT_NOISE * self.noise_multiplier if given is None else given
 
     @property
     def sum_noise(self) -> float:
@@ -73,10 +73,10 @@ class AdaptiveClipping:
         if self.noise_multiplier == 0:
             return 0.0
         z = self.noise_multiplier
-        return z / math.sqrt(1.0 - (z / (2.0 * self.quantile_noise_multiplier)) ** 2)
+        return z / math.sqrt(1.0 - (z / (2.0 * self.count_noise)) ** 2)
 
     def count(self, bounded) -> tf.Tensor:
-        """The sum of (b - 1/2) over the microbatches that are present, without noise.
+        """Returns the sum of (b - 1/2) over the microbatches that are present, without noise.
 
         Args:
             bounded: the lot's `BoundedSum`.
@@ -88,7 +88,7 @@ class AdaptiveClipping:
         return tf.reduce_sum(present * (0.5 - bounded.clipped))
 
     def next_clip_norm(self, clip_norm, noisy_count, divisor: int, first: float) -> tf.Tensor:
-        """The next clip norm C_{t+1}, a float32 scalar.
+        """Returns the next clip norm C_{t+1}, a float32 scalar.
 
         Args:
             clip_norm: C_t, float32 scalar.
@@ -107,7 +107,7 @@ class AdaptiveClipping:
 
 
 def adaptive_clipping_for(clipping: str, noise_multiplier, **settings) -> AdaptiveClipping | None:
-    """The adaptive clipping of an optimizer; None where its clip norm is constant.
+    """Returns the adaptive clipping of an optimizer; None if its clip norm is constant.
 
     Args:
         clipping: name of the kind of clipping.
@@ -120,11 +120,13 @@ def adaptive_clipping_for(clipping: str, noise_multiplier, **settings) -> Adapti
     given = {name: value for name, value in settings.items() if value is not None}
     if clipping != "adaptive":
         if given:
-            raise ValueError(f"Expected {sorted(given)} with clipping='adaptive' only.")
+            raise ValueError(
+                f"{sorted(given)} can only be used with clipping='adaptive'. Remove them."
+            )
         return None
     if isinstance(noise_multiplier, tuple):
         raise ValueError(
-            "Expected one noise multiplier with clipping='adaptive': count and sum share it. "
-            f"Received a table of {len(noise_multiplier)}."
+            f"A table of {len(noise_multiplier)} noise multipliers cannot be combined with "
+            "clipping='adaptive', where count and sum share one number. Pass one noise multiplier."
         )
     return AdaptiveClipping(noise_multiplier, **given)

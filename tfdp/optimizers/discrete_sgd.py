@@ -12,15 +12,10 @@ import math
 import keras
 import numpy as np
 
-from tfdp._validate import flag, one_of
-from tfdp.accounting.encoding import Encoding
-from tfdp.accounting.mechanisms.discrete_sgd import (
-    USUAL_DEGREES_OF_FREEDOM,
-    USUAL_NOISE,
-    DiscreteSGD,
-)
-from tfdp.gradients.bounds import EncodedBound
-from tfdp.gradients.encoding import Codebook, Encoder
+from tfdp._validate import flag, one_of, refuse
+from tfdp.accounting.encoding import USUAL_DEGREES_OF_FREEDOM, USUAL_NOISE, Encoding
+from tfdp.accounting.mechanisms import DiscreteSGD
+from tfdp.gradients.encoding import Codebook, EncodedBound, Encoder
 from tfdp.noise.denoising import denoise as denoised
 from tfdp.noise.families import NoiseFamily
 from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
@@ -88,13 +83,10 @@ class DiscreteOptimizer(DPKerasOptimizer):
         family = NoiseFamily(noise, degrees_of_freedom)
         clipping = kwargs.get("clipping", "global")
         if encode and clipping != "global":
-            raise ValueError(
-                "Invalid value received for argument `clipping`. Expected 'global' with encode=True: "
-                f"encoding takes the place of clipping. Received: {clipping!r}"
-            )
+            remedy = "Encoding takes the place of clipping."
+            refuse("clipping", "'global' with encode=True", clipping, remedy)
         one_of("clipping", clipping, _CLIPPINGS)
-        if codebook is not None:
-            codebook = Codebook.of(codebook)
+        given = None if codebook is None else Codebook.of(codebook)
         super().__init__(*args, **kwargs)
         self.family = family
         self.encode = flag("encode", encode)
@@ -103,8 +95,8 @@ class DiscreteOptimizer(DPKerasOptimizer):
         self.zero_below = zero_below
         self.codebook_seed = codebook_seed
         self.private_codebook = flag("private_codebook", private_codebook)
-        self._given = codebook  # a plain object, which Keras neither tracks nor saves
-        self._encoder = None
+        self._given = given  # a plain object, which Keras neither tracks nor saves
+        self._encoder: Encoder | None = None
 
     def _encoder_for(self, variables) -> Encoder:
         """The encoder of gradients with respect to `variables`."""
@@ -116,11 +108,11 @@ class DiscreteOptimizer(DPKerasOptimizer):
         )
         if codebook.num_weights != count:
             raise ValueError(
-                f"Expected a codebook of vectors of {count} entries, one for each trainable weight. "
-                f"Received vectors of {codebook.num_weights} entries."
+                f"The vectors of the codebook have {codebook.num_weights} entries, and the model "
+                f"has {count} trainable weights. Pass vectors with one entry for each weight."
             )
-        self._encoder = Encoder(codebook, self.l2_norm_clip)
-        return self._encoder
+        self._encoder = encoder = Encoder(codebook, self.l2_norm_clip)
+        return encoder
 
     def bound(self, variables, l2_norm_clip=None):
         if not self.encode:
@@ -144,7 +136,7 @@ class DiscreteOptimizer(DPKerasOptimizer):
         return super().mechanism_fields(variables) | {"encoding": encoding}
 
     def add_noise(self, bounded, session):
-        """The bounded sums with noise, denoised if `denoise` is set; see `DPKerasOptimizer`."""
+        """Adds noise to the bounded sums, and denoises them if `denoise` is set."""
         shapes = [total.shape for total in bounded.sums]
         scale = self._stddev(session.value("noise_multiplier"), bounded, session)
         encoding = session.run.mechanism.encoding
@@ -170,7 +162,7 @@ class DiscreteOptimizer(DPKerasOptimizer):
         }
 
 
-def make_discrete_optimizer_class(base: type) -> type:
+def make_discrete_optimizer_class(base: type) -> type[DPKerasOptimizer]:
     """Returns a subclass of a Keras optimizer class that trains by discrete SGD.
 
     The class is called `Discrete<Base>Optimizer` and is registered for serialization under this name,

@@ -9,7 +9,7 @@ rate: noise that depended on the weights would have no guarantee.
 import keras
 import numpy as np
 
-from tfdp.accounting.mechanisms.dp_dropout import DPDropout
+from tfdp.accounting.mechanisms import DPDropout
 from tfdp.optimizers.langevin import LangevinOptimizer
 
 
@@ -34,7 +34,7 @@ class DPDropoutOptimizer(LangevinOptimizer):
     title = "DP dropout (Langevin steps)"
 
     def scalars(self, variables) -> dict:
-        """The dropout rates that the noise is equivalent to, layer by layer.
+        """Returns the dropout rates that the noise is equivalent to, layer by layer.
 
         `dropout_alpha/<layer>` is the paper's 4 C^2 sigma^2 / theta^2, with the mean of theta^2 over
         the weights of the layer, and the noise on the sum of gradients.
@@ -46,7 +46,7 @@ class DPDropoutOptimizer(LangevinOptimizer):
             variables: the trainable variables.
         """
         noise = 2.0 * float(self.bound(variables).l2_norm_clip) * self.sigma
-        layers = {}
+        layers: dict[str, list[np.ndarray]] = {}
         for variable in variables:
             layer = variable.path.rpartition("/")[0] or variable.path
             layers.setdefault(layer, []).append(np.ravel(variable.numpy()).astype(float))

@@ -17,8 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._compat.keras import unpickled
-from tfdp._validate import positive, schedule, whole
-from tfdp.accounting.mechanisms.dpsgd import DPSGD
+from tfdp._validate import positive, refuse, schedule, whole
+from tfdp.accounting.mechanisms import DPSGD, Mechanism
 from tfdp.gradients.bounds import L2Clip, make_bound
 from tfdp.gradients.contract import BoundedSum
 from tfdp.noise.gaussian import NoiseSource
@@ -39,7 +39,13 @@ _NOISE_MAKING = (
 
 
 def means_of(totals: list, divisor: int, penalties: list) -> list:
-    """The means over a nominal lot, with the gradients of the weight regularizers (or None) added."""
+    """Returns means over a nominal lot, with the gradients of the weight regularizers.
+
+    Args:
+        totals: noisy sums over the lot, one tensor for each variable.
+        divisor: number of examples (microbatches) in a nominal lot.
+        penalties: for each variable the gradient of its regularizer, or None.
+    """
     divisor = tf.constant(float(divisor), totals[0].dtype)
     means = [total / divisor for total in totals]
     return [
@@ -101,10 +107,10 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         RuntimeError: ...make_private...
     """
 
-    mechanism = DPSGD
+    mechanism: type[Mechanism] = DPSGD
     title = "DP-SGD"
     mean_factor = 1.0
-    accounted = (
+    accounted: tuple[str, ...] = (
         "l2_norm_clip",
         "noise_multiplier",
         "num_microbatches",
@@ -128,8 +134,9 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         for name in ("gradient_accumulation_steps", "loss_scale_factor"):
             if kwargs.get(name) not in (None, 1):
                 raise ValueError(
-                    f"Expected {name} to be left out: it acts on gradients without noise. A lot larger "
-                    f"than memory is cut by `physical_batch_size`. Received: {kwargs[name]!r}."
+                    f"`{name}` cannot be used with a private optimizer: it acts on gradients "
+                    "without noise. Remove it; for lots larger than memory, set "
+                    "`physical_batch_size`."
                 )
         num_microbatches = whole("num_microbatches", num_microbatches, 1, optional=True)
         super().__init__(*args, **kwargs)
@@ -148,7 +155,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         self.adaptive_clipping: AdaptiveClipping | None = adaptive_clipping_for(
             clipping, self.noise_multiplier, **self._quantile_settings
         )
-        self._clip_norm = None
+        self._clip_norm: keras.Variable | None = None
         self._seed, self._sessions = seed, 0
         # Plain objects, which no save path of Keras or TensorFlow reaches.
         self._noise = NoiseSource(seed)  # each session makes one of its own
@@ -159,7 +166,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         elif name in vars(self):
             raise AttributeError(
                 f"{name} of {type(self).__name__} enters the accounting, so it cannot be assigned. "
-                "Expected another optimizer: model.compile starts a new run with it."
+                "Compile the model with another optimizer, which starts a new run."
             )
         else:
             vars(self)[name] = value
@@ -179,17 +186,17 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         own = [n for n in _NOISE_MAKING if getattr(cls, n) is not getattr(accounted, n)]
         if own:
             raise ValueError(
-                f"{cls.__name__} has {own} of its own, and is accounted as '{self.mechanism.name}', "
-                "which may not be what it does. Expected a mechanism of its own, too "
-                "(tfdp.accounting.register_mechanism), or those methods left alone."
+                f"{cls.__name__} overrides {own}, but is accounted as '{self.mechanism.name}', "
+                "which may not describe it. Give it a mechanism of its own "
+                "(tfdp.accounting.register_mechanism), or remove these methods."
             )
 
     def check_replicas(self) -> None:
         """Raises NotImplementedError if this optimizer cannot train on several replicas."""
         if self.mechanism is not DPSGD or self.adaptive_clipping is not None:
             raise NotImplementedError(
-                "On several replicas, only DP-SGD with a constant clip norm is implemented. Expected a "
-                f"strategy with one replica for {type(self).__name__}."
+                f"{type(self).__name__} cannot train on several replicas; only DP-SGD with a constant "
+                "clip norm can. Use a strategy with one replica."
             )
 
     @property
@@ -204,7 +211,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         return self._seed is not None
 
     def bound(self, variables, l2_norm_clip: float | None = None) -> L2Clip:
-        """The bound on the influence of an example on the sum of gradients.
+        """Returns the bound on the influence of an example on the sum of gradients.
 
         Args:
             variables: the trainable variables.
@@ -217,18 +224,26 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         return make_bound(self.clipping, clip, [v.path for v in variables])
 
     def microbatch_size(self, lot_size: int) -> int:
-        """Number of examples in a microbatch of a nominal lot; ValueError if it is not whole."""
+        """Returns the number of examples in a microbatch of a nominal lot.
+
+        Args:
+            lot_size: nominal lot size.
+
+        Raises:
+            ValueError: it is not divisible by the number of microbatches.
+        """
         if self.num_microbatches is None:
             return 1
         if lot_size % self.num_microbatches:
-            raise ValueError(
-                "Invalid value received for argument `num_microbatches`. Expected a divisor of the "
-                f"lot size {lot_size}. Received: {self.num_microbatches}"
+            expected, remedy = (
+                f"a divisor of the lot size {lot_size}",
+                "Choose another lot size, or None.",
             )
+            refuse("num_microbatches", expected, self.num_microbatches, remedy)
         return lot_size // self.num_microbatches
 
     def mechanism_fields(self, variables) -> dict:
-        """The fields of this optimizer's `mechanism`, except those of `tables`.
+        """Returns the fields of this optimizer's `mechanism`, except those of `tables`.
 
         Args:
             variables: the trainable variables that the optimizer will update.
@@ -236,7 +251,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         return {"noise_multiplier": self.noise_multiplier}
 
     def contribution_fields(self, variables) -> dict:
-        """The fields of `accounting.Contribution` that this optimizer decides.
+        """Returns the fields of `accounting.Contribution` that this optimizer decides.
 
         Args:
             variables: the trainable variables that the optimizer will update.
@@ -248,7 +263,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         }
 
     def scalars(self, variables) -> dict:
-        """Figures of the mechanism for a log, besides gradients and epsilon: names to numbers.
+        """Returns figures of the mechanism for a log, besides gradients and epsilon, by name.
 
         They may depend on released weights and other public values only, since a log may be shown.
 
@@ -258,7 +273,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         return {} if self._clip_norm is None else {"l2_norm_clip": float(self._clip_norm.numpy())}
 
     def tables(self, variables, first: int, steps: int, known=None) -> dict:
-        """Fields of the mechanism with one entry for each step, or that depend on the first weights.
+        """Returns fields of the mechanism that are tables over steps, or depend on the first weights.
 
         Args:
             variables: the trainable variables, with their present values.
@@ -279,7 +294,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         return True
 
     def secret_state(self) -> dict[str, np.ndarray]:
-        """What only a continued run needs besides weights and slots; a secret, never released."""
+        """Returns secret state that a continued run needs besides weights and slots."""
         return {}
 
     def resume(self, session: Session, state: dict, lost: int) -> None:
@@ -327,16 +342,16 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         """
         source, shapes = self._noise, [total.shape for total in bounded.sums]
         noise_multiplier = session.value("noise_multiplier")
-        if self.adaptive_clipping is None:
+        adaptive, clip_norm = self.adaptive_clipping, self._clip_norm
+        if adaptive is None or clip_norm is None:
             scale = self._stddev(noise_multiplier, bounded, session)
             noise = source.gaussians(session.place, scale, shapes)
         else:
-            adaptive = self.adaptive_clipping
             scale = self._stddev(adaptive.sum_noise, bounded, session)
             # One more scalar, drawn beside the others, is the noise on the count.
             *noise, extra = source.gaussians(session.place, 1.0, [*shapes, ()])
-            count = adaptive.count(bounded) + adaptive.quantile_noise_multiplier * extra
-            self._clip_norm.assign(
+            count = adaptive.count(bounded) + adaptive.count_noise * extra
+            clip_norm.assign(
                 adaptive.next_clip_norm(
                     bounded.l2_norm_clip,
                     count,
@@ -370,7 +385,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         )
 
     def get_config(self):
-        """The configuration without the seed: a reader of the file could redraw the noise with it."""
+        """Returns the configuration without the seed, with which a reader could redraw the noise."""
         return super().get_config() | {
             "l2_norm_clip": self.l2_norm_clip,
             "noise_multiplier": self.noise_multiplier,

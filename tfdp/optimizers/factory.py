@@ -7,7 +7,7 @@ import keras
 from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
 
 
-def make_dp_optimizer_class(base: type) -> type:
+def make_dp_optimizer_class(base: type) -> type[DPKerasOptimizer]:
     """Returns a private subclass of a Keras optimizer class (the name is TensorFlow Privacy's).
 
     The class is called `DPKeras<Base>Optimizer` and is registered for serialization under this name.
@@ -33,7 +33,9 @@ def make_dp_optimizer_class(base: type) -> type:
 
 
 @functools.cache
-def make_class(kind: type, base: type, form: str, options: str = "") -> type:
+def make_class(
+    kind: type[DPKerasOptimizer], base: type, form: str, options: str = ""
+) -> type[DPKerasOptimizer]:
     """Returns the class of a private optimizer with the update rule of a Keras optimizer class.
 
     The class is made once, and registered for files under its name.
@@ -50,8 +52,9 @@ def make_class(kind: type, base: type, form: str, options: str = "") -> type:
     plain = isinstance(base, type) and issubclass(base, keras.optimizers.Optimizer)
     if not plain or issubclass(base, DPKerasOptimizer | keras.optimizers.LossScaleOptimizer):
         raise TypeError(
-            "Expected a subclass of keras.optimizers.Optimizer that is not private yet, and not "
-            f"LossScaleOptimizer, which scales the loss before clipping. Received: {base!r}"
+            f"No private optimizer can be made from {base!r}. Pass a subclass of "
+            "keras.optimizers.Optimizer that is not private yet, and not LossScaleOptimizer, which "
+            "scales the loss before clipping."
         )
     name = form.format(base.__name__)
     # Classes of users, of whom two may have the same name, do not take each other's place in files.

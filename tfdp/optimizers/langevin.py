@@ -14,9 +14,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp._validate import finite, one_of, positive, whole
-from tfdp.accounting.mechanisms.dp_dropout import READINGS
-from tfdp.optimizers.factory import DPKerasSGDOptimizer
+from tfdp._validate import finite, one_of, positive, refuse, whole
+from tfdp.accounting.mechanisms import READINGS
+from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
@@ -51,7 +51,7 @@ class PowerDecay(keras.optimizers.schedules.LearningRateSchedule):
         }
 
 
-class LangevinOptimizer(DPKerasSGDOptimizer):
+class LangevinOptimizer(DPKerasOptimizer, keras.optimizers.SGD):
     """Takes half steps along noisy gradients, with the schedule and the names of the paper.
 
     Args:
@@ -63,7 +63,7 @@ class LangevinOptimizer(DPKerasSGDOptimizer):
             number of steps.)
         clipping: as in `DPKerasOptimizer`. The paper clips the gradient of each layer at C.
         composition: name of the composition recipe that the claimed epsilon follows (one of
-            `accounting.mechanisms.dp_dropout.READINGS`), or None.
+            `accounting.mechanisms.READINGS`), or None.
         **kwargs: those of `DPKerasOptimizer`; the noise multiplier z is 2 sigma of the paper, whose
             noise on the sum is N(0, 4 C^2 sigma^2).
 
@@ -73,7 +73,7 @@ class LangevinOptimizer(DPKerasSGDOptimizer):
 
     mean_factor = 0.5
 
-    accounted = (*DPKerasSGDOptimizer.accounted, "composition")
+    accounted = (*DPKerasOptimizer.accounted, "composition")
 
     def __init__(
         self,
@@ -89,9 +89,9 @@ class LangevinOptimizer(DPKerasSGDOptimizer):
             exponent = 1.0 if learning_rate_exponent is None else learning_rate_exponent
             learning_rate = PowerDecay(learning_rate, exponent, steps_per_epoch)
         elif learning_rate_exponent:
-            raise ValueError(
-                "Invalid value received for argument `learning_rate_exponent`. Expected 0 with a "
-                f"learning rate that has a schedule already. Received: {learning_rate_exponent!r}"
+            expected = "0 with a learning rate that has a schedule already"
+            refuse(
+                "learning_rate_exponent", expected, learning_rate_exponent, "Remove one of the two."
             )
         super().__init__(learning_rate=learning_rate, clipping=clipping, **kwargs)
         self.composition = composition

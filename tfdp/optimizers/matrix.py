@@ -19,7 +19,7 @@ import numpy as np
 
 from tfdp.accounting import Strategy
 from tfdp.accounting import strategy as make_strategy
-from tfdp.accounting.mechanisms.matrix import Matrix
+from tfdp.accounting.mechanisms import Matrix
 from tfdp.noise.correlated import CorrelatedNoise
 from tfdp.noise.gaussian import NoiseSource
 from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
@@ -115,7 +115,10 @@ def _as_strategy(strategy, bands, objective, steps) -> Strategy:
     if not isinstance(strategy, Strategy):
         strategy = make_strategy(strategy, steps, bands, objective or "mean")
     elif (bands, objective, steps) != (None, None, None):
-        raise ValueError("Expected bands, objective and steps for a strategy given by name only.")
+        raise ValueError(
+            "`bands`, `objective` and `steps` can only be used with a strategy given by name. "
+            "Remove them."
+        )
     if strategy.coefficients is not None:
         # Training uses float32 coefficients, so the accounting has to use the same rounded values.
         exact = tuple(float(np.float32(c)) for c in strategy.coefficients)
@@ -123,14 +126,14 @@ def _as_strategy(strategy, bands, objective, steps) -> Strategy:
     if strategy.bands is None and strategy.name == "sqrt_toeplitz":
         if steps is None:
             raise ValueError(
-                "Expected bands or steps with strategy 'sqrt_toeplitz': they bound the memory. "
-                "Received neither."
+                "The strategy 'sqrt_toeplitz' needs `bands` or `steps`, which bound its memory. "
+                "Pass one of them."
             )
         strategy = dataclasses.replace(strategy, bands=steps)
     return strategy
 
 
-def make_matrix_optimizer_class(base: type) -> type:
+def make_matrix_optimizer_class(base: type) -> type[DPKerasOptimizer]:
     """Returns a subclass of a Keras optimizer class that trains with correlated noise.
 
     The class is called `MatrixDP<Base>Optimizer` and is registered for serialization under this name,

@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from tfdp._validate import whole
-from tfdp.accounting.mechanisms.sgld import SGLD
+from tfdp.accounting.mechanisms import SGLD
 from tfdp.optimizers.langevin import LangevinOptimizer
 
 

@@ -24,7 +24,7 @@ from absl import logging
 from tfdp._compat.keras import configured_rate
 from tfdp._validate import flag, fraction, one_of, positive
 from tfdp.accounting.guarantee import check_kind
-from tfdp.accounting.mechanisms.si_dpsgd import RELEASES, SIDPSGD
+from tfdp.accounting.mechanisms import RELEASES, SIDPSGD
 from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer, means_of
 
 _REFUSED = (
@@ -66,7 +66,7 @@ class _Hidden:
             self.rule.iterations.assign(first)
 
     def named(self) -> dict:
-        """All variables by name."""
+        """Returns all variables by name."""
         rule = [] if self.rule is None else self.rule.variables
         groups = {"mean": self.means, "velocity": self.velocities, "rule": rule}
         return {f"{name}_{i}": v for name, group in groups.items() for i, v in enumerate(group)}
@@ -137,9 +137,10 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
         if update_rule is not None:
             if guarantee != "claimed":
                 raise ValueError(
-                    f"No finite epsilon can be proven for SI-DPSGD with {type(update_rule).__name__} "
-                    "on the means: its state is private and un-noised. Expected update_rule=None "
-                    "(SGD, momentum or Nesterov), or guarantee='claimed'."
+                    "No finite epsilon can be proven for SI-DPSGD with "
+                    f"{type(update_rule).__name__} on the means: its state is private and "
+                    "un-noised. Use update_rule=None (SGD, momentum or Nesterov), or "
+                    "guarantee='claimed'."
                 )
             learning_rate = configured_rate(update_rule)
             if isinstance(learning_rate, keras.Variable):
@@ -150,8 +151,8 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
         refused = [k for k in _REFUSED if kwargs.get(k)]
         if refused:
             raise ValueError(
-                f"SIDPSGDOptimizer does not take {refused}: they would change the means in a way "
-                "that the accounting does not cover. Expected none of them."
+                f"SIDPSGDOptimizer does not support {refused}: they would change the means in a way "
+                "that the accounting does not cover. Remove them."
             )
         super().__init__(learning_rate=learning_rate, name=name, **kwargs)
         self.momentum = momentum
@@ -172,8 +173,8 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
     def learning_rate(self, value):
         raise ValueError(
             "The learning rate of SIDPSGDOptimizer scales the noise on the weights and enters the "
-            "accounting, so it cannot be assigned. Expected a LearningRateSchedule at construction. "
-            f"Received: {value!r}"
+            f"accounting, so {value!r} cannot be assigned to it. Pass a LearningRateSchedule to the "
+            "constructor."
         )
 
     def mechanism_fields(self, variables) -> dict:
@@ -211,15 +212,15 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
         constrained = [v.path for v in variables if getattr(v, "constraint", None) is not None]
         if constrained:
             raise ValueError(
-                f"SI-DPSGD moves means that nobody sees, so the constraints of {constrained} cannot "
-                "be kept. Expected weights without constraints."
+                f"SI-DPSGD cannot keep the constraints of {constrained}, because its means are secret. "
+                "Remove the constraints."
             )
         coarse = sorted({v.dtype for v in variables} - {"float32", "float64"})
         if coarse:
             raise ValueError(
-                f"SI-DPSGD starts anew at weights that were shown, and in {coarse} too little of them "
-                "is left. Expected float32 or float64 weights (the policy mixed_bfloat16 has float32 "
-                f"weights). Found {coarse}."
+                "SI-DPSGD starts its means at the weights of the model, which are too coarse in "
+                f"{coarse}. Use float32 or float64 weights; those of the policy mixed_bfloat16 are "
+                "float32."
             )
         super().begin(session)
         first = int(self.iterations.numpy())
@@ -243,7 +244,7 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
                 variable.assign(state[name])
 
     def continues(self, session) -> bool:
-        """False if the weights are not those that this optimizer assigned last."""
+        """Whether the weights are those that this optimizer assigned last."""
         variables, shown = session.variables, self._hidden.shown
         same = len(variables) == len(shown) and all(
             np.array_equal(v.numpy(), last.numpy(), equal_nan=True)
@@ -302,8 +303,8 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
         """
         if self.release != "mu":
             raise RuntimeError(
-                "The means of SI-DPSGD are a secret. Expected an optimizer with release='mu', whose "
-                f"proven epsilon is infinite. Found release={self.release!r}."
+                f"The means of SI-DPSGD are secret with release={self.release!r}. Construct the "
+                "optimizer with release='mu', whose proven epsilon is infinite."
             )
         for mean, variable in zip(self._hidden.means, variables, strict=True):
             variable.assign(mean)
@@ -323,7 +324,7 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
 
 
 def evaluate_schedule(schedule, steps: int, first: int = 0) -> tuple[float, ...]:
-    """The learning rates of a schedule, as the float32 numbers that training will use.
+    """Returns the learning rates of a schedule, as the float32 numbers that training will use.
 
     Args:
         schedule: a `keras.optimizers.schedules.LearningRateSchedule`.

@@ -5,16 +5,20 @@ import dataclasses
 import math
 import os
 import time
+from typing import Any
 
 import keras
 import numpy as np
 from absl import logging
 
+from tfdp import accounting
 from tfdp._interruptions import Interruptions
 from tfdp._validate import finite, whole
 from tfdp.account import Account
-from tfdp.accounting.composition import proven_composition
+from tfdp.accounting import PrivacyBudget, Run
 from tfdp.accounting.guarantee import check_adjacency, check_delta, format_epsilon
+from tfdp.entry import Entry
+from tfdp.session import Session
 from tfdp.training.backup_folder import BackupFolder
 from tfdp.training.backup_state import give_state, setup_of, take_state
 from tfdp.training.feed import Feed
@@ -111,9 +115,12 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._adjacency = None if adjacency is None else check_adjacency(adjacency)
         self.restarts, self.lost_steps, self.earlier_seconds = 0, 0, 0.0
         self.epochs: dict[int, dict] = {}
-        self._first_attached = None
+        self._first_attached: float | None = None
         self._folder, self._interruptions = BackupFolder(backup_dir), Interruptions()
-        self._account, self._training, self._session, self._run_id = None, None, None, None
+        self._account: Account | None = None
+        self._training: Any = None
+        self._session: Session | None = None
+        self._run_id: str | None = None
         self._reserved, self._reserved_at, self._reserved_after = 0, 0.0, 0
         self._saved_at, self._saved_after = 0.0, 0
         self._writing, self._reserving = 0.0, 0.0  # seconds of writing a state, and a reservation
@@ -138,25 +145,24 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._setup, self._length, self._last_epoch = setup_of(model, feed), feed.steps, start.until
         self._folder.enter()
         try:
-            position = self._resumed(feed, start)
+            position = self._resumed(account, feed, start)
             with self._interruptions:
                 yield position
                 self._end()
         finally:
             self._detach()
 
-    def _resumed(self, feed, start) -> Position:
+    def _resumed(self, account: Account, feed: Feed, start: Position) -> Position:
         """The position where the training begins, after the state was put into the model."""
         found = self._folder.read()
         if found is None:
             self.restarts, self.lost_steps, self.epochs = 0, 0, {}
-            order = feed.lots.new_order().hex() if feed.needs_order else None
+            ordered = feed.lots if feed.needs_order else None
+            order = None if ordered is None else ordered.new_order().hex()
             return dataclasses.replace(start, order=order)
         about, arrays, reserved = found
         notes = about["notes"]
-        position, lost = give_state(
-            self.model, self._account, feed, self._setup, about, arrays, reserved
-        )
+        position, lost = give_state(self.model, account, feed, self._setup, about, arrays, reserved)
         if about["run_id"] != self._run_id:  # else a second fit of one process, which is no restart
             self.restarts, self.earlier_seconds = notes["restarts"] + 1, notes["seconds"]
         self.lost_steps = notes["lost_steps"] + lost
@@ -317,10 +323,10 @@ class BackupAndRestore(keras.callbacks.Callback):
     # -- signals ---------------------------------------------------------------------------------
 
     def _stop(self):
-        session = self._session
-        if session is None:
+        account, session = self._account, self._session
+        if account is None or session is None:
             self._interruptions.end()  # before the first step
-        notes = self._spent()
+        notes = self._spent(account, session.entry)
         try:
             self._write()
             notes.append(
@@ -332,26 +338,26 @@ class BackupAndRestore(keras.callbacks.Callback):
             )
         self._interruptions.end(*notes)
 
-    def _spent(self) -> list[str]:
+    def _spent(self, account: Account, entry: Entry) -> list[str]:
         """What was spent, if the training is resumed and if it is not."""
-        ledger, entry = self._account.ledger, self._session.entry
+        ledger = account.ledger
         is_open = ledger.entries[entry.run_id].open_plan
         of = "" if is_open or self._length is None else f" of {entry.counted:,}"
-        so_far = self._epsilon(self._account.runs_so_far)
+        so_far = self._epsilon(ledger.budget, account.runs_so_far)
         notes = [f"Stopped after step {entry.taken:,}{of}{so_far}."]
         if is_open or entry.counted > entry.taken:
-            cost = self._epsilon(ledger.runs)
+            cost = self._epsilon(ledger.budget, ledger.runs)
             notes.append(f"All planned steps count if the training is never resumed{cost}.")
         return notes
 
-    def _epsilon(self, runs) -> str:
+    def _epsilon(self, budget: PrivacyBudget | None, runs: list[Run]) -> str:
         """The proven epsilon of runs, in words; nothing where no delta is known."""
-        budget = self._account.ledger.budget
-        if self._delta is None and budget is None:
+        delta, adjacency = self._delta, self._adjacency
+        if budget is not None:
+            delta, adjacency = delta or budget.delta, adjacency or budget.adjacency
+        if delta is None:
             return ""
-        delta = budget.delta if self._delta is None else self._delta
-        usual = "zero_out" if budget is None else budget.adjacency
-        spent = proven_composition(runs, delta, self._adjacency or usual)
+        spent = accounting.proven_composition(runs, delta, adjacency or "zero_out")
         return (
             f" (proven epsilon {format_epsilon(spent.epsilon)} at delta {delta:g}, adjacency "
             f"{spent.adjacency})"

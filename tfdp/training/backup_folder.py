@@ -27,6 +27,7 @@ from tfdp._files import secret_folder, sync_folder
 STATE, _STEPS, _PARTIAL = "state", "steps", "state.partial"
 _LINE = 128  # bytes; less than a sector
 _NO_RUN = "-"
+_NOT_ENTERED = -1
 
 
 class BackupError(ValueError):
@@ -42,7 +43,7 @@ class BackupFolder:
 
     def __init__(self, path: str | os.PathLike):
         self.path = os.path.abspath(path)
-        self._steps: int | None = None  # descriptor of the locked file
+        self._steps = _NOT_ENTERED  # descriptor of the locked file
 
     @property
     def holds_state(self) -> bool:
@@ -74,9 +75,9 @@ class BackupFolder:
 
     def leave(self) -> None:
         """Gives the folder back; what is in it stays."""
-        if self._steps is not None:
+        if self._steps != _NOT_ENTERED:
             os.close(self._steps)
-            self._steps = None
+            self._steps = _NOT_ENTERED
 
     def clear(self) -> None:
         """Removes the folder; a kill leaves the whole state or none. Files of others stay."""
@@ -124,7 +125,7 @@ class BackupFolder:
         """
         text = np.frombuffer(json.dumps(about).encode(), np.uint8)
         with open(self._in(_PARTIAL), "wb") as file:
-            np.savez(file, about=text, **arrays)
+            np.savez(file, **{"about": text, **arrays})  # type: ignore[arg-type]  # of NumPy's stub
             file.flush()
             os.fsync(file.fileno())
         os.replace(self._in(_PARTIAL), self._in(STATE))

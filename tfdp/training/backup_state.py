@@ -91,6 +91,10 @@ def give_state(
     lost = taken - kept
     first, turn = about["first_iteration"], about["turn"] + lost
     account.close_session()
+    if account.ledger.budgets:
+        ledger.budget = (
+            None  # this program has its own, perhaps a larger one than the interrupted one
+        )
     account.ledger.merge(ledger)
     assign_arrays(model, arrays)
     optimizer.iterations.assign(first + taken)
@@ -110,12 +114,13 @@ def setup_of(model, feed: Feed) -> dict:
         feed: what the next fit draws from.
     """
     lots = feed.lots
-    places = lots is not None and (sampling_class(lots.sampling).whole_epochs or lots.groups > 1)
+    if lots is not None and not (sampling_class(lots.sampling).whole_epochs or lots.groups > 1):
+        lots = None  # its examples have no places
     return {
         "version": _VERSION,
         "optimizer": type(model.optimizer).__name__,
         "variables": shapes_of(model),
-        "examples": lots.fingerprint() if places else None,
+        "examples": None if lots is None else lots.fingerprint(),
     }
 
 

@@ -100,6 +100,7 @@ def _lots(source, adapter, number, class_weight) -> Batches:
         dataset = dataset.map(make_class_weight_map_fn(class_weight))
     if size is None:
         size = _rows(next(iter(source), ()))
+        assert size is not None  # the arrays of a batch have a number of rows
         dataset = _padded(dataset, size)
     if adapter is not None:  # Keras tells it when epochs begin and end
         adapter.get_tf_dataset = lambda: dataset

@@ -117,7 +117,7 @@ def make_private_with_epsilon(
             "what is left."
         )
     feed = feed_of(data, physical)
-    per_epoch = data.steps_per_epoch if isinstance(data, Lots) else feed.steps
+    per_epoch = data.steps_per_epoch if isinstance(data, Lots) else feed.steps or 1
     steps = max(1, round(epochs * per_epoch))
     run = planned_run(model, feed, steps, optimizer, model.privacy.account.start)
     too_large = delta_warning(delta, run.sampling.num_examples)

@@ -4,7 +4,7 @@ import dataclasses
 
 from tfdp.account import Account, check_counted
 from tfdp.accounting import Contribution, Run
-from tfdp.accounting.mechanisms.base import Mechanism
+from tfdp.accounting.mechanisms import Mechanism
 from tfdp.accounting.sampling import Sampling
 from tfdp.entry import Entry
 from tfdp.layers.lot_statistics import uses_batch_statistics
@@ -184,10 +184,11 @@ def _continues(session: Session, facts: Facts, feed: Feed, optimizer, variables)
         and feed.physical_batch_size == session.physical_batch_size
         and session.trains(variables, optimizer)
         and session.first_iteration == int(optimizer.iterations.numpy()) - entry.taken
-        and not facts.differences(session.run)
+        and (facts == session.facts or not facts.differences(session.run))
         and optimizer.continues(session)
     ):
         return False
+    session.facts = facts  # comparing facts with a run takes longer
     if sampling.groups > 1:
         return feed.lots is session.lots and feed.turn == session.next_turn % sampling.groups
     if sampling.whole_epochs:

@@ -7,6 +7,7 @@ import functools
 import os
 import pathlib
 from collections.abc import Collection
+from typing import Any
 
 import keras
 
@@ -82,7 +83,7 @@ def _not_called(self, plain_model):
 @functools.cache
 def _private_class(base: type) -> type:
     """A private subclass of `base` with its name, which is part of the names in files of weights."""
-    members = {
+    members: dict[str, object] = {
         "__module__": "tfdp",
         "__qualname__": base.__qualname__,
         "__doc__": base.__doc__,
@@ -169,7 +170,7 @@ def make_private(
                 f"Model '{model.name}' has an attribute 'privacy' of its own. Expected that name to be "
                 "free: tfdp puts the ledger, the budget and the statement there. Rename yours."
             )
-        model.__class__ = _private_class(type(model))
+        model.__class__ = _private_class(type(model))  # type: ignore[arg-type]  # a class is hashable
     model.privacy.configure(
         engine=engine,
         physical_batch_size=physical_batch_size,
@@ -181,7 +182,7 @@ def make_private(
     return model
 
 
-def from_preset(cls: type, preset: str | os.PathLike, **arguments) -> keras.Model:
+def from_preset(cls: Any, preset: str | os.PathLike, **arguments) -> keras.Model:
     """Loads a private model that `save_to_preset` wrote, with its ledger and budget.
 
     Presets are KerasHub's folders of a model. That of a private model is an ordinary one, which

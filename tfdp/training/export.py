@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Callable
 
 import keras
+import numpy as np
 
 from tfdp._compat.keras import is_graph_of_layers, layers_of
 from tfdp._files import replaced_whole
@@ -45,7 +46,7 @@ def values_into(copy: keras.Model, model: keras.Model) -> None:
 
 def layer_values_into(copy: keras.Layer, layer: keras.Layer) -> None:
     """Gives the copy of a layer the layer's own values, without those of layers inside."""
-    values = {}
+    values: dict[str, np.ndarray] = {}
     layer.save_own_variables(values)
     copy.load_own_variables(values)
     if hasattr(layer, "adapt") and hasattr(layer, "save_assets"):

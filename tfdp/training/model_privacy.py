@@ -7,12 +7,11 @@ from collections.abc import Iterator
 
 import keras
 
+from tfdp import accounting
 from tfdp._compat.keras import layers_of
 from tfdp._validate import one_of, whole
 from tfdp.account import DECLARED, Account, account_of, check_counted, known_steps
-from tfdp.accounting import Guarantee, Ledger, PrivacyBudget, Run, Statement
-from tfdp.accounting.assumptions import START
-from tfdp.accounting.composition import guarantee_of_all
+from tfdp.accounting import Guarantee, Ledger, PrivacyBudget, Run
 from tfdp.accounting.run import STARTS
 from tfdp.gradients.diagnostics import Diagnostics
 from tfdp.gradients.lot import ENGINES
@@ -79,7 +78,14 @@ class ModelPrivacy:
             ValueError: the optimizer has taken steps that the ledger does not contain, or there is
                 neither a delta nor a budget.
         """
-        runs = self._checked_runs(max_examples_per_user)
+        runs = self._checked_runs(self.account.runs_so_far, max_examples_per_user)
+        return self._guarantee(kind, runs, delta, adjacency)
+
+    def _guarantee(self, kind, runs, delta, adjacency) -> Guarantee:
+        # A training without a budget needs no theorem.
+        from tfdp.accounting.assumptions import START
+        from tfdp.accounting.composition import guarantee_of_all
+
         found = guarantee_of_all(kind, runs, *self.delta_and_adjacency(delta, adjacency))
         if runs or kind == "claimed":
             return found
@@ -94,18 +100,19 @@ class ModelPrivacy:
     ) -> str:
         """Returns both guarantees, what they rest on and what they do not cover, in words.
 
+        All planned steps count, also while a training runs, as in files: a statement is for others.
+
         Args:
             delta, adjacency, max_examples_per_user: as in `spent`.
 
         Raises:
             ValueError: as in `spent`.
         """
+        runs = self._checked_runs(self.ledger.runs, max_examples_per_user)
         claimed, proven = (
-            self.spent(delta, kind, adjacency, max_examples_per_user=max_examples_per_user)
-            for kind in ("claimed", "proven")
+            self._guarantee(kind, runs, delta, adjacency) for kind in ("claimed", "proven")
         )
-        runs = self._checked_runs(max_examples_per_user)
-        return Statement.from_guarantees(runs, claimed, proven, planned=False).text()
+        return accounting.Statement.from_guarantees(runs, claimed, proven, planned=False).text()
 
     def diagnostics(self, reset: bool = False) -> dict[str, float]:
         """Returns means since the last reset: fraction clipped, median gradient norm, noise to signal.
@@ -121,14 +128,16 @@ class ModelPrivacy:
     def delta_and_adjacency(self, delta: float | None, adjacency: str | None) -> tuple[float, str]:
         """Returns both, each that of the budget for None; raises ValueError without any delta."""
         budget = self.budget
-        if delta is None and budget is None:
+        if adjacency is None:
+            adjacency = "zero_out" if budget is None else budget.adjacency
+        if delta is not None:
+            return delta, adjacency
+        if budget is None:
             raise ValueError(
                 "Expected delta, such as delta=1e-5 (below 1/N), or a model with a budget. Received "
                 "neither."
             )
-        if adjacency is None:
-            adjacency = "zero_out" if budget is None else budget.adjacency
-        return budget.delta if delta is None else delta, adjacency
+        return budget.delta, adjacency
 
     # -- the ledger and its budget ---------------------------------------------------------------
 
@@ -149,12 +158,11 @@ class ModelPrivacy:
         """Everything that is known to have been spent on these weights, in any training."""
         return self.account.ledger
 
-    def _checked_runs(self, max_examples_per_user: int = 1) -> list[Run]:
+    def _checked_runs(self, runs: list[Run], max_examples_per_user: int) -> list[Run]:
         """The runs in the ledger; raises ValueError if the optimizer has taken other steps."""
         optimizer, account = getattr(self._model, "optimizer", None), self.account
         if isinstance(optimizer, DPKerasOptimizer):
             check_counted(optimizer, account.ledger)
-        runs = account.runs_so_far
         if account.start == "public":  # declared later, perhaps
             runs = [dataclasses.replace(run, start="public") for run in runs]
         if max_examples_per_user == 1:
@@ -283,7 +291,8 @@ class ModelPrivacy:
         An epsilon is proven for a number of steps that is fixed without looking at the weights. Each
         `fit` and `steps` counts its own plan. A loop that calls them, or `train_on_batch`, until
         the result is good enough has a larger plan, which only you know. The steps of a
-        declared plan count from the first of them on; trainings of the same settings carry it out.
+        declared plan count from the first of them on. Trainings of the same settings in this process
+        carry it out; what does not fit into the rest of it comes on top.
 
         Args:
             epochs, steps: number of epochs, or of steps; exactly one of them.

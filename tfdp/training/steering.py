@@ -49,8 +49,12 @@ def check_callbacks(callbacks, optimizer) -> None:
         if isinstance(callback, keras.callbacks.ModelCheckpoint):
             refuse_legacy(callback.filepath)  # not only after the steps of an epoch are spent
         monitor = getattr(callback, "monitor", None)
-        acts = isinstance(monitor, str) and getattr(callback, "save_best_only", True)
-        if acts and not (monitor.startswith("val_") or monitor in _PUBLIC):
+        acts = getattr(callback, "save_best_only", True)
+        if (
+            isinstance(monitor, str)
+            and acts
+            and not (monitor.startswith("val_") or monitor in _PUBLIC)
+        ):
             raise ValueError(
                 f"{name} acts on {monitor!r}. Figures of the training data are computed from private "
                 "examples without noise, so what it does would reveal them. Monitor a figure of "

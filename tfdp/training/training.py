@@ -12,6 +12,7 @@ import tensorflow as tf
 from absl import logging
 
 from tfdp.account import Account
+from tfdp.entry import Entry
 from tfdp.gradients.vectorizing import error_of_row
 from tfdp.session import Session
 from tfdp.training.describe import OPEN_ENDED, describe_more, facts_of, open_session
@@ -55,6 +56,7 @@ class Training:
         self._before = 0  # steps of the entry before this training
         self._earlier = position.taken  # steps of this training in earlier processes
         self._declared = (0, 0)  # what `privacy.plan` declared: epochs, or steps
+        self._surplus = 0.0  # steps of an earlier declared plan that this training leaves out
         self._logs: dict = {}
         self._was_cut = False  # whether the last execution had fewer steps than were planned
         # Batches of an earlier process to skip: lots begin where the training resumes, but a user's
@@ -62,7 +64,8 @@ class Training:
         self._to_skip, self._skipped = (position.step if feed.lots is None else 0), 0
         # Executions that Keras asks for after the end of the resumed epoch, as it ignores earlier ones.
         self._repeats = self._executions(0) - self._executions(position.step)
-        self._at_end, self._end_of_data = False, None
+        self._at_end = False
+        self._end_of_data: Exception | None = None
 
     def _executions(self, behind):
         """Number of executions of an epoch; 0 if nobody knows it."""
@@ -71,11 +74,11 @@ class Training:
 
     # -- its plan --------------------------------------------------------------------------------
 
-    def _plan(self) -> None:
+    def _plan(self, entry: Entry) -> None:
         """Has the entry count all planned steps."""
-        entry, declared = self._session.entry, self._steps_of(*self._declared)
-        declared = self._before + declared if declared else 0
-        planned = max(entry.taken + self._left(), declared)
+        declared = self._steps_of(*self._declared)
+        declared = self._before + self._surplus + declared if declared else 0
+        planned = max(entry.taken + self._surplus + self._left(), declared)
         entry.plan(planned, 0 if math.isinf(declared) else declared)
 
     def _left(self) -> float:
@@ -103,7 +106,7 @@ class Training:
             self._session.entry.authorize(1)
         # The data may have ended before the plan, which nothing that was released decides.
         self.position = dataclasses.replace(self.position, epoch=self._epochs, step=0)
-        self._plan()
+        self._plan(self._session.entry)
 
     def close(self) -> None:
         """Ends the plan, after any kind of end."""
@@ -111,6 +114,12 @@ class Training:
             return
         entry = self._session.entry
         entry.end_plan()
+        if entry.ledger.entries[entry.run_id].open_plan and self._backup is None:
+            logging.warning(
+                "This training ended in its first epoch, whose number of steps the data do not say, so "
+                "the number of planned steps is unknown and no finite epsilon is proven. Pass "
+                "steps_per_epoch, or set a PrivacyBudget."
+            )
         left_out = entry.counted - max(entry.taken, entry.declared)
         if left_out > 0 and self._backup is None:  # which has its own words, and may be resumed
             taken = entry.taken - self._before + self._earlier
@@ -143,12 +152,12 @@ class Training:
             steps = min(steps, self.feed.steps - self.position.step)
         try:
             self._skip(iterator)
-            self._open(steps)
+            session = self._open(steps)
             if self._backup is not None:
-                self._backup.before_steps(self, self._session, steps)
-            allowed = self._session.entry.authorize(steps)
+                self._backup.before_steps(self, session, steps)
+            allowed = session.entry.authorize(steps)
             self._was_cut = allowed < steps
-            self._logs = self._take(iterator, steps_of, allowed)
+            self._logs = self._take(session, iterator, steps_of, allowed)
         except BaseException as error:
             if self._session is not None and self._session.entry.taken == self._before:
                 self._session.entry.give_back()  # no step began
@@ -166,17 +175,17 @@ class Training:
             self.position, self._at_end = self.position.next_epoch(), self._repeats > 0
         return self._logs
 
-    def _take(self, iterator, steps_of, steps):
+    def _take(self, session, iterator, steps_of, steps):
         # Data of unknown length may end after any step, whose logs would be lost in a longer execution.
         logs = {}
         for part in [1] * steps if self.feed.steps is None else [steps]:
             try:
-                logs = steps_of.take(self._session, iterator, part)
+                logs = steps_of.take(session, iterator, part)
             except BaseException as error:
                 if (named := error_of_row(self.model, error)) is not None:
-                    self._session.keep()  # an example decided that no further step is taken
+                    session.keep()  # an example decided that no further step is taken
                     raise named from error
-                self._session.take_back()
+                session.take_back()
                 if logs and isinstance(error, _ENDS):
                     return logs  # the next execution finds the end again
                 raise
@@ -192,21 +201,26 @@ class Training:
         error, self._end_of_data, self._at_end = self._end_of_data, None, False
         raise error
 
-    def _open(self, steps):
+    def _open(self, steps) -> Session:
         session = self._session
         open_ended = self.feed.steps is None or self.feed.dataset is None
         if session is None:
             self._declared = self._account.plan or self._declared
+            if self._declared[0] and self.feed.dataset is None:
+                raise ValueError(
+                    "privacy.plan(epochs=...) was called before train_on_batch, which knows no epochs. "
+                    "Declare the number of steps: privacy.plan(steps=...)."
+                )
             left = max(self._left(), self._steps_of(*self._declared))
-            described = None if open_ended or math.isinf(left) else left
-            self._session = open_session(self.model, self._account, self.feed, described)
-            self._before = self._session.entry.taken
-            self._plan()
+            described = None if open_ended or math.isinf(left) else int(left)
+            session = open_session(self.model, self._account, self.feed, described)
+            self._session, self._before = session, session.entry.taken
+            self._surplus = session.entry.surplus(left)
+            self._plan(session.entry)
         elif open_ended and session.entry.taken + steps > session.run.steps:
-            describe_more(session, self._facts(), OPEN_ENDED)
-
-    def _facts(self):
-        return facts_of(self.model, self.feed, self.model.optimizer, self._account.start)
+            facts = facts_of(self.model, self.feed, self.model.optimizer, self._account.start)
+            describe_more(session, facts, OPEN_ENDED)
+        return session
 
     def _skip(self, iterator):
         while self._to_skip:
@@ -219,4 +233,4 @@ class Training:
         next_epoch = dataclasses.replace(self.position.next_epoch(), step=self._to_skip)
         self.position = dataclasses.replace(next_epoch, longest=longest)
         if self._session is not None and self.feed.steps is None:
-            self._plan()  # the length of an epoch is known now
+            self._plan(self._session.entry)  # the length of an epoch is known now

@@ -71,7 +71,7 @@ class MechanismSuite:
         statement = Statement.of(self.RUN, DELTA)
         for kind in ("Claimed epsilon: ", "Proven epsilon:  ", self.RUN.mechanism.name):
             assert kind in statement.text()
-        assert statement.released.startswith(f"{self.RUN.mechanism.released}.")
+        assert statement.released.startswith(f"{statement.proven.released}.")
         found = json.loads(json.dumps(statement.to_dict(), allow_nan=False))
         assert (found["proven"]["kind"], found["claimed"]["kind"]) == ("proven", "claimed")
         assert math.isfinite(statement.proven.epsilon) is self.finite

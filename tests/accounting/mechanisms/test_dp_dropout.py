@@ -13,7 +13,7 @@ from tfdp.accounting import (
     proven,
     proven_composition,
 )
-from tfdp.accounting.mechanisms.dp_dropout import READINGS, claimed_sigma_epsilon
+from tfdp.accounting.claims import READINGS, claimed_sigma_epsilon
 
 DELTA = 1e-4
 MNIST = describe(

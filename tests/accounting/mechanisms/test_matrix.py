@@ -14,7 +14,7 @@ from tfdp.accounting import (
     describe,
     proven,
 )
-from tfdp.accounting.mechanisms.matrix import Toeplitz
+from tfdp.accounting.numerics.linear_response import Toeplitz
 from tfdp.accounting.strategies import inverse
 
 DELTA = 1e-5

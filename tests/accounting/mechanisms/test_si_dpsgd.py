@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tests.accounting.varying import vary
 from tfdp.accounting import claimed, describe, proven
-from tfdp.accounting.analysis import analyse
 from tfdp.accounting.numerics.privacy_loss import RandomGaussianLoss
+from tfdp.accounting.proofs import analyse
 
 DELTA = 1e-5
 MNIST = describe(

@@ -50,15 +50,16 @@ def composed(rounds, delta=None):
 def test_compositions_agree_with_dp_accounting(pair, q, noise, steps, interval):
     rounds = [(ours(pair, q, noise, interval), steps)]
     peer = theirs(pair, q, noise, interval).self_compose(steps)
+    mine = composed(rounds)
     for delta in (1e-2, 1e-5, 1e-8):
         expected = peer.get_epsilon_for_delta(delta)
-        found = [composed(rounds).epsilon(delta), composed(rounds, delta).epsilon(delta)]
+        found = [mine.epsilon(delta), composed(rounds, delta).epsilon(delta)]
         # A bound on rounding is added here, and not there.
         assert expected * (1 - 2e-6) - 1e-9 <= min(found)
         assert min(found) <= expected * (1 + (3e-6 if delta > 1e-6 else 2e-4)) + 1e-9
     for epsilon in (0.0, 0.3, 2.0):
         expected = float(peer.get_delta_for_epsilon(epsilon))
-        found = composed(rounds).delta(epsilon)
+        found = mine.delta(epsilon)
         assert found == pytest.approx(expected, rel=1e-5, abs=1e-8)
 
 
@@ -147,16 +148,16 @@ def test_mass_outside_of_the_range_counts_as_an_infinite_loss():
 
 @pytest.mark.parametrize("pair", ["add", "replace", "slot", "triangle"])
 @pytest.mark.parametrize(("steps", "mu"), [(10_000, 1.0), (1_000_000, 3.0)])
-@pytest.mark.parametrize("delta", [1e-5, 1e-8, 1e-13])
-def test_rounding_never_makes_a_small_delta_smaller(pair, steps, mu, delta):
+def test_rounding_never_makes_a_small_delta_smaller(pair, steps, mu):
     """With probability 1 the pairs are Gaussians, and so is their composition."""
     shift = mu / math.sqrt(steps) / (2 if pair == "replace" else 1)
     loss = subsampled.SubsampledLoss((Component(1.0, 1.0, 1 / shift, pair),), steps)
     distribution = subsampled.composed([loss])
-    exact, found = epsilon_of_mu(mu, delta), distribution.epsilon(delta)
-    assert exact * (1 - 1e-9) <= found
-    # Rounding may be more than the smallest delta, for which there are Rényi divergences.
-    assert found <= exact * 1.01 or delta < steps * 1e-13
+    for delta in (1e-5, 1e-8, 1e-13):
+        exact, found = epsilon_of_mu(mu, delta), distribution.epsilon(delta)
+        assert exact * (1 - 1e-9) <= found
+        # Rounding may be more than the smallest delta, for which there are Rényi divergences.
+        assert found <= exact * 1.01 or delta < steps * 1e-13
 
 
 @pytest.mark.parametrize("q", [1.0, 1 - 1e-12, 0.999])

@@ -1,17 +1,18 @@
 """From the flags to a run: what is left open is chosen as training chooses it, and recorded."""
 
-import copy
 import dataclasses
 import functools
 import itertools
 from typing import Any
 
-from tfdp.accounting.choices import CorrelatedNoise
-from tfdp.accounting.command.flags import FlagError, Flags
+from tfdp._settings import check_rivals, flag_of
+from tfdp.accounting.choices import USUAL_STRATEGY, CorrelatedNoise
+from tfdp.accounting.command.common import USUAL_EPSILON
+from tfdp.accounting.command.flags import SETTINGS, Flags
 from tfdp.accounting.described import describe, steps_for
 from tfdp.accounting.encoding import Encoding
-from tfdp.accounting.guarantee import Guarantee, check_delta, check_epsilon
-from tfdp.accounting.mechanisms.registry import USUAL_MECHANISM, mechanism_class
+from tfdp.accounting.guarantee import Guarantee
+from tfdp.accounting.mechanisms import mechanism_class
 from tfdp.accounting.records import field_names
 from tfdp.accounting.run import Run
 from tfdp.accounting.strategies import strategy
@@ -27,22 +28,17 @@ _ASKED = (
     "learning_rate", "learning_rate_decay", "table", "plot", "json",
     *itertools.chain(*_OBJECTS.values()),
 )  # fmt: skip
-# Bands depend on a budget. Where the noise is given instead, they are chosen for this one, which is
-# the budget of a training for which none is set.
-_USUAL_EPSILON = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A run that the flags describe; of a budget, its noise multiplier is 0 until `with_noise`.
+    """A run that the flags describe; with a budget, its noise multiplier is 0 until `with_noise`.
 
-    `flags` have the values that were chosen for those left open, which are the `chosen` ones too, and
-    `notes` are sentences about these.
+    `notes` are sentences about what was chosen.
     """
 
     run: Run
     flags: Flags
-    chosen: dict[str, Any]
     notes: tuple[str, ...] = ()
 
     def with_noise(self) -> "Plan":
@@ -55,6 +51,16 @@ class Plan:
             return self
         noise = noise_for(flags.epsilon, flags.delta, self.run, flags.guarantee, flags.adjacency)
         return dataclasses.replace(self, run=self.run.with_noise(noise))
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """Values of the flags that were chosen."""
+        return {name: getattr(self.flags, name) for name in self.flags.chosen}
+
+    @property
+    def noise_multiplier(self) -> Any:
+        """The noise multiplier of the mechanism; None if it has none."""
+        return getattr(self.run.mechanism, "noise_multiplier", None)
 
     @functools.cached_property
     def claimed(self) -> Guarantee:
@@ -72,19 +78,17 @@ class Plan:
 
 
 def check_complete(flags: Flags, varied: str | None = None) -> None:
-    """Raises FlagError if flags are missing or exclude each other; --table sets `varied`."""
-    given = {name for name, value in vars(flags).items() if value is not None} | {varied}
-    for one, other in (("epochs", "steps"), ("noise_multiplier", "epsilon")):
-        if {one, other} <= given:
-            raise FlagError(f"Expected one of --{one} and --{other}. Received both. Leave one out.")
+    """Raises ValueError if flags are missing or exclude each other; --table sets `varied`."""
+    given = flags.typed if varied is None else flags.typed | {varied}
+    check_rivals(SETTINGS, given)
     missing = [f"--{name}" for name in ("num_examples", "lot_size") if name not in given]
     if not given & {"epochs", "steps"}:
         missing.append("--epochs or --steps")
     if not given & {"noise_multiplier", "epsilon"}:
         missing.append("--noise_multiplier or --epsilon")
     if missing:
-        raise FlagError(
-            f"Expected {', and '.join(missing)}. Received none. For example: --mechanism=dpsgd "
+        raise ValueError(
+            f"Flags are missing: {', and '.join(missing)}. For example: --mechanism=dpsgd "
             "--num_examples=60000 --lot_size=256 --epochs=15 --epsilon=2"
         )
 
@@ -95,82 +99,59 @@ def plan(flags: Flags) -> Plan:
     Raises:
       ValueError: If a value is not valid, or does not go with the others.
     """
-    flags, chosen, notes = copy.copy(flags), {}, []
-    flags.guarantee, flags.adjacency = flags.guarantee or "proven", flags.adjacency or "zero_out"
-
-    def choose(**values: Any) -> None:
-        for name, value in values.items():
-            if getattr(flags, name) is None and value is not None:
-                chosen[name] = value
-                setattr(flags, name, value)
-
-    choose(mechanism=USUAL_MECHANISM, delta=1e-5)
-    check_delta(flags.delta)
-    if flags.epsilon is not None:
-        check_epsilon(flags.epsilon)
     kind = mechanism_class(flags.mechanism)
     names = field_names(kind)
-    for part, settings in _OBJECTS.items():
-        for name in settings:
-            if getattr(flags, name) is not None and part not in names:
-                raise FlagError(
-                    f"Expected --{name} with a mechanism that has such a setting. Received it "
-                    f"with {flags.mechanism!r}. Leave it out."
-                )
-    choose(sampling=kind.usual_sampling)
-    steps = _steps(flags)
+    sampling = flags.sampling or kind.usual_sampling
+    flags = flags.choose(mechanism=flags.mechanism, delta=flags.delta, sampling=sampling)
+    for name in flags.typed:
+        SETTINGS[name].check(getattr(flags, name))
+        SETTINGS[name].check_effect(vars(flags))
+    steps = _steps(flags, sampling)
+    notes = []
     if "strategy" in names:
-        notes += _choose_strategy(flags, steps, choose)
-    rest = flags.num_examples % (flags.groups or 1)
-    if rest and flags.num_examples >= flags.groups:  # training leaves them out, too
-        flags.num_examples -= rest
-        notes.append(
-            f"Left out, since {flags.groups} equal groups have no place for them: {rest} examples."
-        )
+        searched = flags.groups is None and flags.bands is None and flags.epsilon is None
+        noise = CorrelatedNoise.of(flags, steps=steps).completed(without_budget=USUAL_EPSILON)
+        flags = flags.choose(strategy=noise.strategy, bands=noise.bands, groups=noise.groups)
+        if searched and flags.groups:
+            notes.append(
+                f"{flags.groups} groups and bands have the least noise at epsilon "
+                f"{USUAL_EPSILON:g}; with --epsilon they are chosen for that."
+            )
+    groups = flags.groups or 1
+    if (rest := flags.num_examples % groups) and flags.num_examples >= groups:
+        # Training leaves them out as well.
+        flags = dataclasses.replace(flags, num_examples=flags.num_examples - rest)
+        notes.append(f"{rest} examples are left out, so that the {groups} groups are equal.")
     if "encoding" in names:
-        _choose_encoding(flags, choose)
-    fields = {n: v for n, v in vars(flags).items() if v is not None and n not in _ASKED}
+        flags = _with_encoding(flags)
+    fields = {name: getattr(flags, name) for name in {*flags.typed, *flags.chosen} - {*_ASKED}}
     fields |= _objects(flags, names, steps)
-    if flags.learning_rate is not None or flags.learning_rate_decay not in (None, 1.0):
+    if flags.learning_rate is not None or flags.learning_rate_decay != 1.0:
         fields["learning_rates"] = _learning_rates(flags, steps)
     if "noise_multiplier" in names:
         fields["noise_multiplier"] = flags.noise_multiplier or 0.0
-    run = describe(flags.mechanism, steps=steps, **fields)
-    return Plan(run, flags, chosen, tuple(notes))
+    return Plan(describe(flags.mechanism, steps=steps, **fields), flags, tuple(notes))
 
 
-def _steps(flags: Flags) -> int:
-    steps = flags.steps
-    if steps is None:
-        steps = steps_for(flags.epochs, flags.num_examples, flags.lot_size, flags.sampling)
+def _steps(flags: Flags, sampling: str) -> int:
+    if flags.steps is not None:
+        return flags.steps
+    steps = steps_for(flags.epochs or 0.0, flags.num_examples, flags.lot_size, sampling)
     if steps < 1:
-        length = "--epochs" if flags.steps is None else "--steps"
-        raise FlagError(f"Expected at least one step. Received none. Raise {length}.")
+        raise ValueError("--epochs is less than one step. Raise it.")
     return steps
 
 
-def _choose_encoding(flags: Flags, choose) -> None:
-    from tfdp.accounting.mechanisms.discrete_sgd import USUAL_DEGREES_OF_FREEDOM, USUAL_NOISE
+def _with_encoding(flags: Flags) -> Flags:
+    from tfdp.accounting.encoding import USUAL_DEGREES_OF_FREEDOM, USUAL_NOISE
 
-    choose(noise=USUAL_NOISE)
+    flags = flags.choose(noise=USUAL_NOISE)
     if flags.noise == USUAL_NOISE:
-        choose(degrees_of_freedom=USUAL_DEGREES_OF_FREEDOM)
+        flags = flags.choose(degrees_of_freedom=USUAL_DEGREES_OF_FREEDOM)
     if flags.num_weights is None:
-        choose(largest_entry=1.0)  # every codebook of unit vectors, whatever their length
-
-
-def _choose_strategy(flags: Flags, steps: int, choose) -> list[str]:
-    """Chooses what correlated noise needs; returns sentences about the choice."""
-    searched = flags.groups is None and flags.bands is None and flags.epsilon is None
-    known = {n: getattr(flags, n) for n in field_names(CorrelatedNoise) if n != "steps"}
-    noise = CorrelatedNoise(steps=steps, **known).completed(without_budget=_USUAL_EPSILON)
-    choose(strategy=noise.strategy, bands=noise.bands, groups=noise.groups)
-    if not (searched and flags.groups):
-        return []
-    return [
-        f"{flags.groups} groups and bands have the least noise at epsilon {_USUAL_EPSILON:g}; with "
-        "--epsilon they are chosen for that."
-    ]
+        # 1 covers every codebook of unit vectors, whatever their length.
+        flags = flags.choose(largest_entry=1.0)
+    return flags
 
 
 def _objects(flags: Flags, names: tuple[str, ...], steps: int) -> dict[str, Any]:
@@ -178,15 +159,15 @@ def _objects(flags: Flags, names: tuple[str, ...], steps: int) -> dict[str, Any]
     if "encoding" in names:
         return {"encoding": Encoding(**{n: getattr(flags, n) for n in _OBJECTS["encoding"]})}
     if "strategy" in names:
-        objective = flags.objective or "mean"
-        return {"strategy": strategy(flags.strategy, steps, flags.bands, objective)}
+        name, objective = flags.strategy or USUAL_STRATEGY, flags.objective or "mean"
+        return {"strategy": strategy(name, steps, flags.bands, objective)}
     return {}
 
 
 def _learning_rates(flags: Flags, steps: int) -> float | tuple[float, ...]:
     """Learning rates as a number or a table over steps."""
     initial = 1.0 if flags.learning_rate is None else flags.learning_rate
-    if flags.learning_rate_decay in (None, 1.0):
+    if flags.learning_rate_decay == 1.0:
         return initial
     per_epoch = max(1, flags.num_examples // flags.lot_size)
     return tuple(initial * flags.learning_rate_decay ** (t // per_epoch) for t in range(steps))
@@ -194,9 +175,4 @@ def _learning_rates(flags: Flags, steps: int) -> float | tuple[float, ...]:
 
 def flag_words(values: dict[str, Any]) -> str:
     """Flags as one would type them."""
-    return " ".join(f"--{name}={plain(value)}" for name, value in values.items())
-
-
-def plain(value: Any) -> str:
-    """A number or name as text."""
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return " ".join(flag_of(name, value) for name, value in values.items())

@@ -6,52 +6,43 @@ import textwrap
 from pathlib import Path
 
 from tfdp._palette import CLAIMED, GREY, PROVEN
-from tfdp.accounting.command.flags import FlagError
 from tfdp.accounting.command.table import Table, title
 from tfdp.accounting.guarantee import VACUOUS_ABOVE
-
-_AXES = {
-    "noise_multiplier": "noise multiplier (noise over clip norm)",
-    "lot_size": "lot size",
-    "num_examples": "number of examples",
-    "epsilon": "epsilon of the budget",
-}
 
 
 def check(path: str) -> Path:
     """Returns the file to write.
 
     Raises:
-      FlagError: If the file cannot be a plot, its folder does not exist, or matplotlib is missing.
+      ValueError: If the file cannot be a plot, its folder does not exist, or matplotlib is missing.
     """
     file = Path(path)
     if file.suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise FlagError(f"Expected --plot to name a .png, .pdf or .svg file. Received {path!r}.")
+        raise ValueError(f"--plot={path} is no .png, .pdf or .svg file. Use one of these endings.")
     if not file.parent.is_dir():
-        raise FlagError(
-            f"Expected --plot to name a file in a folder that exists. Received {path!r}."
+        raise ValueError(
+            f"The folder of --plot={path} does not exist. Make it, or name another file."
         )
     if importlib.util.find_spec("matplotlib") is None:
-        raise FlagError(
-            "Expected matplotlib to be installed for --plot. Found none. Install it with "
-            "pip install 'tfdp[plot]', or pip install matplotlib."
+        raise ValueError(
+            "--plot needs matplotlib, which is not installed. Install it: pip install 'tfdp[plot]'."
         )
     return file
 
 
 def draw(table: Table, path: Path) -> None:
-    """Draws epsilon against the flag that varies, or the noise that a budget needs."""
+    """Draws epsilon, or the noise for a budget, against the flag that varies."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axis = pyplot.subplots(figsize=(7.2, 4.5))
-    label = _AXES.get(table.name, table.name)
+    label = table.name.replace("_", " ")
     axis.set_xlabel(label)
-    what = "Noise that a budget needs" if table.budget else "Epsilon"
+    what = "Noise for a budget" if table.budget else "Epsilon"
     settings = textwrap.fill(title(table), 90)
-    axis.set_title(f"{what}, by {label.partition(' (')[0]}\n{settings}", loc="left", fontsize=10)
+    axis.set_title(f"{what}, by {label}\n{settings}", loc="left", fontsize=10)
     drawn = _noise_curve(axis, table) if table.budget else _epsilon_curves(axis, table)
     _scales(axis, table, drawn)
     axis.grid(color="#dddddd", linewidth=0.6, which="major")

@@ -1,16 +1,18 @@
 """The table of --table: one row for each value, as text with bars or as JSON."""
 
-import copy
 import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
 
-from tfdp.accounting.command.flags import Flags
-from tfdp.accounting.command.plan import Plan, check_complete, flag_words, plain, plan
+from tfdp._settings import flag_of
+from tfdp.accounting.command.flags import SETTINGS, Flags
+from tfdp.accounting.command.plan import Plan, check_complete, flag_words, plan
 from tfdp.accounting.guarantee import VACUOUS_ABOVE, delta_warning, format_epsilon
 
 _BAR = 24
+# Flags about the output, which the title of a table leaves out.
+_OUTPUT = ("table", "plot", "json")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +36,8 @@ class Table:
     def noises(self) -> list[float]:
         """Noise multiplier of every row, NaN for a mechanism without noise."""
         return [
-            float(getattr(row.run.mechanism, "noise_multiplier", math.nan)) for row in self.rows
+            math.nan if row.noise_multiplier is None else float(row.noise_multiplier)
+            for row in self.rows
         ]
 
 
@@ -45,17 +48,16 @@ def make(flags: Flags, name: str, values: Sequence[int | float]) -> Table:
       ValueError: If the flags with one of the values are not valid; the message names the value.
     """
     check_complete(flags, name)
-    rows = [copy.copy(flags) for _ in values]
-    for row, value in zip(rows, values, strict=True):
-        setattr(row, name, value)
-    for step in (plan, Plan.with_noise):
-        for i, value in enumerate(values):
-            try:
-                rows[i] = step(rows[i])
-            except ValueError as error:
-                row = f"--{name}={plain(value)}"
-                raise ValueError(f"{error} This is the row {row} of --table.") from error
-    return Table(name, tuple(values), tuple(rows))
+    rows = []
+    for value in values:
+        try:
+            varied: dict[str, Any] = {name: value, "typed": flags.typed | {name}}
+            rows.append(plan(dataclasses.replace(flags, **varied)))
+        except ValueError as error:
+            raise ValueError(
+                f"{error} This is the row {flag_of(name, value)} of --table."
+            ) from error
+    return Table(name, tuple(values), tuple(row.with_noise() for row in rows))
 
 
 def text(table: Table) -> str:
@@ -64,38 +66,26 @@ def text(table: Table) -> str:
     common = {n: v for n, v in first.items() if all(each.get(n) == v for each in others)}
     lines = [title(table)]
     if common:
-        lines.append(f"Not set, and so chosen: {flag_words(common)}")
+        lines.append(f"Chosen by default: {flag_words(common)}")
     notes = dict.fromkeys(note for row in table.rows for note in row.notes)
     for row in table.rows:
         warning = delta_warning(row.flags.delta, row.run.sampling.num_examples)
         notes |= {f"Warning: {warning}": None} if warning else {}
     lines += [*notes, "", *_aligned(table, common), ""]
-    bars = "noise that the row needs" if table.budget else "proven epsilon"
+    bars = "noise multiplier" if table.budget else "proven epsilon"
     lines.append(
-        f"The bars show the {bars}. Claimed: the paper's own formula. Proven: a theorem about a run "
-        f"whose lots were drawn as --sampling={table.common('sampling')} says; without --table, "
-        "everything that it assumes is listed."
+        f"Bars: {bars}. Claimed: the paper's formula. Proven: a theorem for lots drawn as in "
+        f"--sampling={table.common('sampling')}; without --table, all assumptions are listed."
     )
     reasons = dict.fromkeys(row.proven.reason for row in table.rows if row.proven.reason)
     return "\n".join([*lines, *(f"Why infinite: {reason}" for reason in reasons)])
 
 
 def title(table: Table) -> str:
-    """The run of the table in a few words, without the flag that varies."""
-    flags, noise = table.rows[0].flags, table.rows[0].flags.noise_multiplier
-    parts = {
-        "mechanism": str(flags.mechanism),
-        "num_examples": f"{flags.num_examples:,} examples",
-        "lot_size": f"lots of {flags.lot_size:,} ({flags.sampling})",
-        "epochs": f"{flags.epochs:g} epochs" if flags.epochs is not None else "",
-        "steps": f"{flags.steps:,} steps" if flags.steps is not None else "",
-        "epsilon": f"{flags.guarantee} epsilon {flags.epsilon:g}" if flags.epsilon else "",
-        "noise_multiplier": f"noise multiplier {noise:g}" if noise is not None else "",
-        "delta": f"delta {flags.delta:g}",
-    }
-    if table.name == "lot_size":
-        parts["mechanism"] += f" ({flags.sampling} lots)"
-    return ", ".join(part for name, part in parts.items() if part and name != table.name)
+    """The flags of the table, without the one that varies."""
+    flags = table.rows[0].flags
+    names = [name for name in SETTINGS if name in {*flags.typed, *flags.chosen}]
+    return flag_words({n: getattr(flags, n) for n in names if n not in (table.name, *_OUTPUT)})
 
 
 def to_dict(table: Table) -> dict[str, Any]:
@@ -124,7 +114,7 @@ def _bars(table: Table) -> list[str]:
 
 
 def _aligned(table: Table, common: dict[str, Any]) -> list[str]:
-    columns = [[table.name, *map(plain, table.values)]]
+    columns = [[table.name, *(f"{value:g}" for value in table.values)]]
     if table.name != "noise_multiplier":
         columns.append(["noise_multiplier", *(f"{noise:.5g}" for noise in table.noises())])
     for kind in ("claimed", "proven"):

@@ -3,7 +3,7 @@
 import math
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
 
 def binomial(number: int, chance: float, tail: float) -> tuple[np.ndarray, float]:
@@ -30,6 +30,8 @@ def binomial(number: int, chance: float, tail: float) -> tuple[np.ndarray, float
 
 def hypergeometric(population: int, drawn: int, marked: int) -> np.ndarray:
     """Probabilities of 0, 1, ... marked ones among `drawn` out of a population, without replacement."""
+    from scipy import stats  # takes longer to import than everything else here
+
     marked = min(marked, population)
     k = np.arange(min(drawn, marked) + 1)
     return np.exp(stats.hypergeom.logpmf(k, population, marked, drawn))

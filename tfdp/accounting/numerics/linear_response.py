@@ -1,4 +1,4 @@
-"""Response of SI-DPSGD's released weights to one record, in units of the noise.
+"""Responses of releases to one record, in units of the noise: SI-DPSGD, and Toeplitz strategies.
 
 SI-DPSGD keeps means mu_{t+1} = mu_t - lr_t v_t and releases theta_{t+1} = mu_{t+1} + noise of
 standard deviation lr_t C z_t / L. After dividing row t by its noise scale, the released weights
@@ -17,17 +17,35 @@ The matrix is never formed; scalar recursions over the steps take its place.
 
 import dataclasses
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from tfdp.accounting.run import Run
+from tfdp.accounting.run import Run
+from tfdp.accounting.sampling import Sampling
+
+
+class Response(Protocol):
+    """The matrix W: bounds on ||W m||^2 over all steps, for the patterns m that a sampling allows."""
+
+    def cyclic(self, period: int) -> tuple[float, str]:
+        """||W m||^2 of the worst record that is in every `period`-th step; and the method in words."""
+
+    def shuffled(self, period: int) -> tuple[float, str]:
+        """Bound for a record in one step of every epoch of `period` steps; and the method in words."""
+
+
+def largest_square(sampling: Sampling, response: Response) -> tuple[float, str]:
+    """Largest ||W m||^2 over records and draws; and the method in words."""
+    if not sampling.whole_epochs and sampling.groups == 1:
+        return response.cyclic(1)[0], "participation in every step"
+    periodic = sampling.fixed_order or not sampling.whole_epochs
+    return (response.cyclic if periodic else response.shuffled)(sampling.round_length)
 
 
 @dataclasses.dataclass(frozen=True)
 class Dynamics:
-    """Per-step coefficients of the recursion, as arrays of length T; a `linear_releases.Response`.
+    """Per-step coefficients of the recursion, as arrays of length T; the `Response` of SI-DPSGD.
 
     Attributes:
       lr: Learning rates lr_t of the means.
@@ -44,7 +62,7 @@ class Dynamics:
     bare_step: int | None = None
 
     @classmethod
-    def of(cls, run: "Run") -> "Dynamics":
+    def of(cls, run: Run) -> "Dynamics":
         """Makes the coefficients of a run of SI-DPSGD whose noise multipliers are all above 0."""
         lr, noise = run.schedule("learning_rates"), run.schedule("noise_multiplier")
         noisy = lr > 0
@@ -144,3 +162,58 @@ class Dynamics:
             push = lr[s] * beta[s] * (beta[s] if self.nesterov else 1.0)
             a, b = beta[s] ** 2 * a + 2 * beta[s] * push * b + push**2 * c, beta[s] * b + push * c
         return norms
+
+
+@dataclasses.dataclass(frozen=True)
+class Toeplitz:
+    """A lower-triangular Toeplitz matrix, the response of a `Matrix` mechanism.
+
+    `first` has the magnitudes of the first column from the diagonal downwards, then zeros.
+    """
+
+    first: np.ndarray
+    steps: int
+
+    @classmethod
+    def of(cls, run: Run) -> "Toeplitz":
+        """Makes the response of a run whose mechanism has a strategy."""
+        return cls(np.abs(run.mechanism.strategy.first(run.steps)), run.steps)
+
+    def cyclic(self, period: int) -> tuple[float, str]:
+        """Offset 0 is the worst: a later start gives the same pattern, cut short."""
+        rows = -(-self.steps // period)
+        padded = np.zeros(rows * period)
+        padded[: len(self.first)] = self.first
+        # Entry t of C m is the sum of c_t, c_{t-b}, c_{t-2b}, ...: a running sum down the columns.
+        response = np.cumsum(padded.reshape(rows, period), axis=0).reshape(-1)[: self.steps]
+        return float(np.sum(response**2)), "worst participation pattern (offset 0)"
+
+    def shuffled(self, period: int) -> tuple[float, str]:
+        """Upper bound: sum of the largest inner products that columns of two epochs can have.
+
+        In epoch e the record takes part in a step s >= e b, and two such steps of epochs e < e' are at
+        least (e' - e - 1) b + 1 apart. The inner product of two columns of a non-increasing sequence
+        falls both with the later step and with the distance of the steps.
+        """
+        c = np.zeros(self.steps)
+        # The smallest sequence above |c| that does not increase.
+        c[: len(self.first)] = np.maximum.accumulate(self.first[::-1])[::-1]
+        rows, total = -(-self.steps // period), 0.0
+        for gap in range(rows):  # e' - e
+            lag = 0 if gap == 0 else (gap - 1) * period + 1
+            products = np.concatenate([[0.0], np.cumsum(c[: self.steps - lag] * c[lag:])])
+            # The later column starts at row e' b at the earliest, so at most steps - e' b of its rows
+            # are nonzero.
+            left = self.steps - np.arange(gap, rows) * period
+            twice = 1.0 if gap == 0 else 2.0
+            total += twice * products[np.minimum(left, len(products) - 1)].sum()
+        return float(total), "largest inner products of columns, epoch by epoch"
+
+    def column_norms(self) -> np.ndarray:
+        squares = np.zeros(self.steps)
+        squares[: len(self.first)] = self.first**2
+        return np.sqrt(np.cumsum(squares))[::-1]
+
+    def prefix_sum_scale(self) -> float | None:
+        constant = len(self.first) == self.steps and np.all(self.first == self.first[0])
+        return float(self.first[0]) if constant else None

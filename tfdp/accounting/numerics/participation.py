@@ -10,12 +10,10 @@ and the probability of all outcomes that were left out.
 """
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from tfdp.accounting.run import Run
+from tfdp.accounting.run import Run
 
 Law = tuple[np.ndarray, np.ndarray, float]
 
@@ -25,7 +23,7 @@ _TAIL_SHARE = 1e-6
 _DP_CELLS = 4_000_000
 
 
-def draws(run: "Run", tail: float) -> tuple[np.ndarray, float] | None:
+def draws(run: Run, tail: float) -> tuple[np.ndarray, float] | None:
     """Law of how often a user's examples (or their microbatches) are drawn in one step.
 
     Returns:
@@ -45,7 +43,7 @@ def _whole(law: Law) -> Law:
     return values, probabilities * (1.0 + max(missing, 0.0)), overflow
 
 
-def occurrence_law(run: "Run", steps: int, delta: float, scale: float) -> Law:
+def occurrence_law(run: Run, steps: int, delta: float, scale: float) -> Law:
     """Law of mu^2 = scale^2 sum m_s^2 in DP-SGD if every sample is revealed.
 
     A user whose examples are drawn m_s times in step s moves that step's sum by at most scale * m_s
@@ -85,7 +83,7 @@ def _trim(pmf: np.ndarray, tail: float) -> tuple[np.ndarray, float]:
     return pmf[:keep], float(beyond[keep]) if keep < len(pmf) else 0.0
 
 
-def prefix_sum_law(run: "Run", delta: float, bins: int = 50) -> Law:
+def prefix_sum_law(run: Run, delta: float, bins: int = 50) -> Law:
     """Law of ||A m||^2 for the matrix A of prefix sums (constant learning rate, no momentum).
 
     Steps are cut into bins of l steps, and every participation is moved to the start of its bin,
@@ -125,7 +123,7 @@ def prefix_sum_law(run: "Run", delta: float, bins: int = 50) -> Law:
     return _whole((np.arange(len(total)) * float(unit * length), total, overflow))
 
 
-def triangle_law(run: "Run", norms: np.ndarray, delta: float, levels: int = 400) -> Law:
+def triangle_law(run: Run, norms: np.ndarray, delta: float, levels: int = 400) -> Law:
     """Law of an upper bound on ||W m||^2 that holds for every schedule and momentum.
 
     By the triangle inequality, ||W m|| <= sum_s m_s ||W[:, s]||. The column norms `norms` are rounded

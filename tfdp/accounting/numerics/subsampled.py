@@ -74,7 +74,8 @@ def _interval(sampled: Sequence[SubsampledLoss]) -> float | None:
     return max(harmless, default=min(fitting, default=None))
 
 
-def renyi_divergences(loss: SubsampledLoss, orders: Sequence[float]) -> tuple[np.ndarray, float]:
+@functools.lru_cache(maxsize=8)  # trials of a search are often alike
+def renyi_divergences(loss: SubsampledLoss, orders: tuple[float, ...]) -> tuple[np.ndarray, float]:
     """(upper bounds on the divergences of all rounds in both orders, probability they leave out).
 
     The divergences are infinite if no grid fits.

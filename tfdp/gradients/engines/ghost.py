@@ -18,15 +18,15 @@ from absl import logging
 
 from tfdp._compat.graphs import Dependence
 from tfdp._compat.tensorflow import concrete_function
+from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.chunks import works_in_sequence
 from tfdp.gradients.contract import BoundedSum
-from tfdp.gradients.engines import alone
-from tfdp.gradients.engines.lookups import lookups_at_once
+from tfdp.gradients.engines import row_pass
+from tfdp.gradients.engines.layers_at_once import layers_at_once
 from tfdp.gradients.engines.public_moments import known_moments, public_moments
-from tfdp.gradients.engines.recurrent_loops import vectorizable_loops
 from tfdp.gradients.forward import Forward
-from tfdp.gradients.sums import added
-from tfdp.gradients.uses import Use, declaring, uses_of, whole
+from tfdp.gradients.sums import add_gradients
+from tfdp.gradients.uses import Use, declaring, uses_of, written_out_use
 from tfdp.gradients.vectorizing import layer_of_operation
 
 _LARGE = 2**16  # entries of a weight whose gradients are worth a warning
@@ -44,8 +44,8 @@ def per_example_gradients(
 
     Returns:
         (gradients, losses, output_losses, outputs, state): gradients is a list with a
-        `PerExampleGradient` for each variable, or None where nothing becomes of it; the others are as
-        in `alone.over_rows`.
+        `PerExampleGradient` for each variable, or None where it is not used; the others are as
+        in `row_pass.over_rows`.
 
     Raises:
         NotImplementedError: TensorFlow cannot vectorize an operation of the model.
@@ -61,8 +61,7 @@ def per_example_gradients(
             reads = [tf.identity(value) for value in values]
             own = {id(v): read for v, read in zip(forward.variables, reads, strict=True)}
             with (
-                lookups_at_once(forward.model),
-                vectorizable_loops(forward.model, own),
+                layers_at_once(forward.model, own),
                 known_moments(public, forward.variables, reads),
             ):
                 y_pred, scope, new_state = forward.outputs(reads, state, x)
@@ -73,7 +72,7 @@ def per_example_gradients(
                 uses[:] = [uses_of(read, of_rows) for read in reads]
                 _warn_of_large(forward, uses)
             else:
-                uses[:] = [whole(read, of_rows) for read in reads]
+                uses[:] = [written_out_use(read, of_rows) for read in reads]
         flat = [use for each in uses for use in each]
         sources = [source for use in flat for source in use.sources]
         # Asked for gradients amid a graph, a tape never frees that graph (TensorFlow 2.21).
@@ -83,7 +82,7 @@ def per_example_gradients(
         shapes[:] = [[t.shape for t in (*use.sources, *use.saved)] for use in flat]
         return tensors, loss, scope, y_pred, new_state
 
-    tensors, *others = alone.over_rows(forward, run, x, y, sample_weight, chunk)
+    tensors, *others = row_pass.over_rows(forward, run, x, y, sample_weight, chunk)
     rows = sample_weight.shape[0]
     in_sequence = works_in_sequence(forward, rows)
     forms = iter(tensors)
@@ -96,8 +95,8 @@ def per_example_gradients(
                 tf.ensure_shape(t, [rows, *shape])  # the map may lose static shapes
                 for t, shape in zip(next(forms), next(known), strict=True)
             ]
-            parts.append(use.form(*(_in_sequence(found) if in_sequence else found)))
-        gradient = added(parts) if parts else None
+            parts.append(use.gradient(*(_in_sequence(found) if in_sequence else found)))
+        gradient = add_gradients(parts) if parts else None
         gradients.append(gradient if factors or gradient is None else gradient.instantiated())
     return (gradients, *others)
 
@@ -136,15 +135,26 @@ def _in_sequence(tensors):
         return [tensors[0], *map(tf.identity, tensors[1:])]
 
 
-def bounded_sum(*arguments, factors: bool = True) -> BoundedSum:
-    """Computes the bounded sum of a chunk.
+def bounded_sum(
+    forward: Forward,
+    bound: L2Clip,
+    x,
+    y,
+    sample_weight,
+    chunk,
+    microbatch_size: int = 1,
+    *,
+    factors: bool = True,
+) -> BoundedSum:
+    """Computes the bounded sum of a chunk; see `contract.Engine`.
 
     Args:
-        *arguments: as in `contract.Engine`.
+        forward, bound, x, y, sample_weight, chunk, microbatch_size: as in `contract.Engine`.
         factors: as in `per_example_gradients`.
     """
     gradients_of = functools.partial(per_example_gradients, factors=factors)
-    compute = functools.partial(alone.bounded_sum, gradients_of, *arguments)
+    given = (forward, bound, x, y, sample_weight, chunk, microbatch_size)
+    compute = functools.partial(row_pass.bounded_sum, gradients_of, *given)
     # Outside of a graph, `tf.vectorized_map` makes its own, whose tensors nothing else may use.
     if tf.executing_eagerly():
         compute = concrete_function(tf.function(compute, autograph=False))

@@ -10,7 +10,7 @@ import functools
 
 import tensorflow as tf
 
-from tfdp.gradients.engines import alone
+from tfdp.gradients.engines import row_pass
 from tfdp.gradients.factors import Instantiated
 from tfdp.gradients.forward import Forward
 
@@ -29,7 +29,9 @@ def per_example_gradients(forward: Forward, x, y, sample_weight, chunk):
         gradients = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in gradients]
         return gradients, loss, scope, y_pred, new_state
 
-    gradients, *others = alone.over_rows(forward, run, x, y, sample_weight, chunk, vectorized=False)
+    gradients, *others = row_pass.over_rows(
+        forward, run, x, y, sample_weight, chunk, vectorized=False
+    )
     rows = sample_weight.shape[0]
     shapes = ([rows, *v.shape] for v in forward.variables)  # the loop may lose static shapes
     gradients = [
@@ -38,4 +40,4 @@ def per_example_gradients(forward: Forward, x, y, sample_weight, chunk):
     return (gradients, *others)
 
 
-bounded_sum = functools.partial(alone.bounded_sum, per_example_gradients)
+bounded_sum = functools.partial(row_pass.bounded_sum, per_example_gradients)

@@ -18,11 +18,11 @@ import tensorflow as tf
 from tfdp._compat.pfor_map import batch_of_one
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.contract import BoundedSum, Outputs
-from tfdp.gradients.engines.ending import bounded
+from tfdp.gradients.engines.clip_and_sum import clip_and_sum
 from tfdp.gradients.factors import Instantiated, zero_rows
 from tfdp.gradients.forward import Forward, losses_of_outputs
 from tfdp.gradients.vectorizing import vectorized_map
-from tfdp.layers.lot_statistics import present_rows
+from tfdp.layers.lot_statistics import running_lot
 
 
 def bounded_sum(
@@ -42,7 +42,7 @@ def bounded_sum(
     values = [tf.convert_to_tensor(v) for v in forward.variables]
     with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
         tape.watch(values)
-        with present_rows(present):
+        with running_lot(present):
             y_pred, scope, state = forward.outputs(values, forward.state(chunk), x)
         losses, output_losses, at_outputs = _row_losses(forward, scope, x, y, y_pred, sample_weight)
         objectives = tf.add_n(
@@ -57,7 +57,7 @@ def bounded_sum(
         return tape.gradient(objectives, values, **at)
 
     gradients = vectorized_map(forward.model, of_row, tf.eye(tf.shape(sample_weight)[0]))
-    lot = bounded(
+    lot = clip_and_sum(
         [
             Instantiated(tf.cast(tf.reshape(g, [-1, *v.shape]), tf.float32))
             for g, v in zip(gradients, forward.variables, strict=True)

@@ -18,9 +18,9 @@ import functools
 import tensorflow as tf
 
 from tfdp._compat.keras import get_stateless_scope, replaced
-from tfdp.gradients.meetings import PRODUCTS
-from tfdp.gradients.moment_terms import MomentTerm
+from tfdp.gradients.sums import MomentTerm
 from tfdp.gradients.uses import Use, declare
+from tfdp.gradients.weight_ops import PRODUCTS
 from tfdp.layers.public import public_layers
 
 

@@ -9,18 +9,17 @@ Such a gradient sees only the tensors that it is given: inputs, states and the w
 cell that may use anything else is unrolled, which is right for any cell.
 """
 
-import contextlib
 import functools
 
 import keras
 import tensorflow as tf
 
 from tfdp._compat.graphs import NotReplayable
-from tfdp._compat.keras import SHORTCUTS, ConvLSTMCell, layers_of, replaced
+from tfdp._compat.keras import ConvLSTMCell, layers_of, replaced
 from tfdp._compat.pfor_conversion import at_once, merged
 from tfdp._compat.tensorflow import with_gradient
 from tfdp.gradients.engines.gated_steps import gated_step
-from tfdp.gradients.engines.recurrent_steps import NoStep, TracedStep
+from tfdp.gradients.engines.recurrent_steps import CannotSplitStep, TracedStep
 from tfdp.gradients.uses import Use, declare
 from tfdp.layers.normalized_lstm import NormalizedLSTMCell
 
@@ -34,22 +33,14 @@ _CELLS = {
 }
 
 
-@contextlib.contextmanager
-def vectorizable_loops(model, values: dict):
-    """Context in which the recurrent layers of a model run in a way that can be vectorized.
+def inner_loop_for(layer, values: dict):
+    """Returns an `inner_loop` for a recurrent layer that can be vectorized over rows.
 
     Args:
-        model: a Keras model.
+        layer: a `keras.layers.RNN`.
         values: {id of variable: tensor}: the trainable variables' values in the pass that follows.
     """
-    with contextlib.ExitStack() as stack:
-        for layer in layers_of(model):
-            for name in SHORTCUTS.get(type(layer), ()):
-                stack.enter_context(replaced(layer, **{name: lambda *_, **__: False}))
-            if isinstance(layer, keras.layers.RNN) and not layer.unroll:
-                loop = _looped(layer, values) if _is_known(layer) else _unrolled(layer)
-                stack.enter_context(replaced(layer, inner_loop=loop))
-        yield
+    return _looped(layer, values) if _is_known(layer) else _unrolled(layer)
 
 
 def _is_known(layer) -> bool:
@@ -79,9 +70,9 @@ def _unrolled(layer):
     def inner_loop(sequences, initial_state, mask, training=False):
         if keras.tree.flatten(sequences)[0].shape[1] is None:
             raise NotImplementedError(
-                f"Layer '{layer.name}' ({type(layer).__name__}) gets sequences of unknown length, and "
-                "has to be unrolled. Expected sequences of a length that is known while the step is "
-                "traced: pad them all to one length, or use engine='loop'."
+                f"Layer '{layer.name}' ({type(layer).__name__}) gets sequences of unknown length, "
+                "and has to be unrolled. Pad them all to one length that is known while the step "
+                "is traced, or use engine='loop'."
             )
         if layer.go_backwards:
             sequences, mask = _reversed(sequences), _reversed(mask)
@@ -109,7 +100,7 @@ def _looped(layer, values):
             step = gated_step(layer.cell, values, sequences, training) or TracedStep(
                 layer.cell, values, sequences, initial_state, training
             )
-        except (NoStep, NotReplayable):
+        except (CannotSplitStep, NotReplayable):
             return _unrolled(layer)(given[0], initial_state, given[1], training)
         shown, states = _Loop(step, mask).run(initial_state)
         if mask is not None:
@@ -180,7 +171,7 @@ class _Loop:
         return at_once(taken_apart, [t for part in parts for t in part], self._step.shared, kept)
 
     def _taps(self):
-        """Declares what becomes of the weights in the steps.
+        """Declares the uses of the weights in the steps.
 
         Returns:
             Tensors [rows, steps, ...] that nothing depends on. As their gradients, `_backward` returns
@@ -192,9 +183,9 @@ class _Loop:
         for tensor in self._passed:
             tap = tf.zeros(tf.concat([begin, tensor.shape[1:]], axis=0), tensor.dtype)
             taps[id(tensor)] = tf.ensure_shape(tap, [*known, *tensor.shape[1:]])
-        for value, sources, saved, form in self._step.uses:
+        for value, sources, saved, gradient in self._step.uses:
             found = [taps[id(tensor)] for tensor in (*sources, *saved)]
-            declare(value, Use(found, [], functools.partial(_over_steps, form)))
+            declare(value, Use(found, [], functools.partial(_over_steps, gradient)))
         return [taps[id(tensor)] for tensor in self._passed]
 
     def _forward(self, sequences, masks, same, states, shared, _):
@@ -295,11 +286,11 @@ def _length(sequences):
     return sequences[0].shape[0] or tf.shape(sequences[0])[0]
 
 
-def _over_steps(form, *tensors):
+def _over_steps(gradient, *tensors):
     """The gradients of a weight from what all steps passed on, each [rows, 1, steps, ...].
 
     Every step is a row of its own, and then the steps of a row are added.
     """
     steps = tensors[0].shape[2] or tf.shape(tensors[0])[2]
     found = (tf.transpose(t, [0, 2, 1, *range(3, t.shape.rank)]) for t in tensors)
-    return form(*map(merged, found)).grouped(steps)
+    return gradient(*map(merged, found)).grouped(steps)

@@ -19,12 +19,12 @@ from tfdp._compat.tensorflow import concrete_function
 from tfdp.gradients.uses import uses_of
 
 
-class NoStep(Exception):
+class CannotSplitStep(Exception):
     """A step cannot be taken apart, or a weight meets its data where the gradient has no factors."""
 
 
 class RecurrentStep(abc.ABC):
-    """What `recurrent_loops` knows of a step.
+    """One step of a recurrent layer, as `recurrent_loops` takes it.
 
     Attributes:
         prepared: tensors [rows, steps, ...] of the pass: what depends on the inputs only.
@@ -32,9 +32,9 @@ class RecurrentStep(abc.ABC):
         shared: the values of the cell's weights.
         shown: which of the states is the output.
         kept: a `tf.TensorSpec` for each tensor that `forward` keeps.
-        uses: list of (value of a weight, sources, saved tensors, form), as in `Use`. Sources and saved
-            tensors are some of `outside`, or a `tf.TensorSpec` that stands for what `backward` passes
-            on, each once, in their order.
+        uses: list of (value of a weight, sources, saved tensors, gradient), as in `Use`. Sources and
+            saved tensors are some of `outside`, or `tf.TensorSpec`s that stand for the tensors that
+            `backward` passes on, each once, in their order.
         outside: tensors [rows, steps, ...] of the pass.
     """
 
@@ -83,7 +83,7 @@ class TracedStep(RecurrentStep):
         training: as the cell takes it.
 
     Raises:
-        NoStep, NotReplayable: the step cannot be taken apart.
+        CannotSplitStep, NotReplayable: the step cannot be taken apart.
     """
 
     def __init__(self, cell, values, sequences, states, training):
@@ -114,19 +114,19 @@ class TracedStep(RecurrentStep):
         for value, weight in zip(self.shared, self._weights[: len(trained)], strict=False):
             found = uses_of(weight, of_rows)
             if any(use.unknown is not None for use in found):
-                raise NoStep
+                raise CannotSplitStep
             # Uses before the loop are among the operations of the pass.
             found = [use for use in found if any(source.op in late for source in use.sources)]
             for use in found:
                 sources, saved = self._of(use.sources, True), self._of(use.saved, False)
-                self.uses.append((value, sources, saved, use.form))
+                self.uses.append((value, sources, saved, use.gradient))
         self._cut(late)
         known = self._known(same=self._of_all_steps(sequences), weights=self.shared)
         known[self._inputs.ref()] = merged(sequences)
         self.prepared = by_steps(replayed(self._early, known), sequences)
 
     def _of(self, tensors, gradients):
-        """What stands for tensors that are passed on, or for the gradients at them."""
+        """The specs of tensors that are passed on, or of the gradients at them."""
         return [
             self._passed.setdefault((t.ref(), gradients), tf.TensorSpec(t.shape, t.dtype))
             for t in tensors
@@ -148,7 +148,7 @@ class TracedStep(RecurrentStep):
         traced = {}
 
         def function(inputs, same, states, weights):
-            weights = [*map(tf.identity, weights)]  # so that what becomes of them can be told
+            weights = [*map(tf.identity, weights)]  # so that their uses can be found
             traced.update(inputs=inputs, same=same, states=tf.nest.flatten(states), weights=weights)
             output, new = step(inputs, same, states, weights)
             traced.update(new=new, shown=[i for i, state in enumerate(new) if state is output])
@@ -157,7 +157,7 @@ class TracedStep(RecurrentStep):
         # The graph lives as long as the function.
         self._function = concrete_function(tf.function(function, autograph=False), *specs)
         if captured(self._function.graph) or not traced["shown"]:
-            raise NoStep
+            raise CannotSplitStep
         self.shown = traced["shown"][0]
         self._inputs, self._same, self._states = (traced[k] for k in ("inputs", "same", "states"))
         self._weights, self._new = traced["weights"], traced["new"]
@@ -226,13 +226,13 @@ class TracedStep(RecurrentStep):
 
 
 def value_in_pass(variable):
-    """The value that a layer computes with, which may be another than the pass has (noisy weights)."""
+    """Returns the value that a layer computes with: noisy weights, or those of the pass."""
     value = get_stateless_scope().get_current_value(variable)
     return tf.convert_to_tensor(variable if value is None else value)
 
 
 def by_steps(tensors, sequences):
-    """[rows * steps, ...] to [rows, steps, ...], as `sequences` has them."""
+    """Reshapes [rows * steps, ...] to [rows, steps, ...], as `sequences` has them."""
     apart = []
     for tensor in tensors:
         shape = tf.concat([tf.shape(sequences)[:2], tf.shape(tensor)[1:]], axis=0)

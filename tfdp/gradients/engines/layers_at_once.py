@@ -1,9 +1,11 @@
-"""Layers that look up words and numbers in tables, which TensorFlow cannot vectorize over rows.
+"""Layers that run once for the rows of all examples, because they cannot be vectorized over rows.
 
-They have no weights, nothing flows back through them, and what they return for one row depends on that
-row alone (a test replaces all other rows). So `tf.vectorized_map` calls each once for all rows. Other
-layers of this kind react to their neighbours: a `TextVectorization` without `output_sequence_length`
-pads all texts to the longest one.
+Layers that look up words and numbers in tables have no weights, nothing flows back through them, and
+their output for one row depends on that row alone (a test replaces all other rows). So
+`tf.vectorized_map` calls each once for all rows. Other layers of this kind react to their neighbours: a
+`TextVectorization` without `output_sequence_length` pads all texts to the longest one.
+
+The loops of recurrent layers are in `recurrent_loops`.
 """
 
 import contextlib
@@ -12,7 +14,7 @@ import functools
 import keras
 import tensorflow as tf
 
-from tfdp._compat.keras import layers_of, pads_to_its_own_length, replaced
+from tfdp._compat.keras import SHORTCUTS, layers_of, pads_to_its_own_length, replaced
 from tfdp._compat.pfor_conversion import at_once
 
 _TABLES = {
@@ -25,16 +27,28 @@ _TABLES = {
 
 
 @contextlib.contextmanager
-def lookups_at_once(model):
-    """Context in which the layers of a model that look something up do so for all rows at once."""
+def layers_at_once(model, values: dict):
+    """Context in which tables and recurrent loops of a model run once for the rows of all examples.
+
+    Args:
+        model: a Keras model.
+        values: {id of variable: tensor}: the trainable variables' values in the pass that follows.
+    """
     with contextlib.ExitStack() as stack:
         for layer in layers_of(model):
-            if _keeps_rows_apart(layer):
+            for name in SHORTCUTS.get(type(layer), ()):
+                stack.enter_context(replaced(layer, **{name: lambda *_, **__: False}))
+            if _is_table(layer):
                 stack.enter_context(replaced(layer, call=functools.partial(_call, layer)))
+            elif isinstance(layer, keras.layers.RNN) and not layer.unroll:
+                # Imported here, since few models have recurrent layers.
+                from tfdp.gradients.engines.recurrent_loops import inner_loop_for
+
+                stack.enter_context(replaced(layer, inner_loop=inner_loop_for(layer, values)))
         yield
 
 
-def _keeps_rows_apart(layer) -> bool:
+def _is_table(layer) -> bool:
     if getattr(layer, "sparse", False) or "call" in vars(layer):
         return False
     if type(layer) is keras.layers.TextVectorization:

@@ -1,7 +1,7 @@
-"""Operations in which a weight meets the data of a row, and whose gradients have factors.
+"""Gradient rules of the operations in which a weight meets the data of a row.
 
-Everything here is about tensors [rows, *shape in the pass of one row]: what the operation was given
-besides the weight, and the gradient at its output. A row passes as a batch of one, so the shape mostly
+All tensors here are [rows, *shape in the pass of one row]: the other inputs of the operation, and the
+gradient at its output. A row passes as a batch of one, so the shape mostly
 begins with a one: the single position of a Dense layer, the single image of a convolution.
 """
 
@@ -11,9 +11,16 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdp._compat.kernel_gradients import Window, flat
+from tfdp._compat.kernel_gradients import (
+    THIN_CHANNELS,
+    Window,
+    flat,
+    kernel_gradients,
+    patches,
+    products_by_rows,
+    products_of_columns,
+)
 from tfdp._compat.pfor_conversion import merged
-from tfdp.gradients.convolutions import depthwise_kernel, kernel_gradient
 from tfdp.gradients.factors import (
     Arranged,
     Instantiated,
@@ -21,6 +28,7 @@ from tfdp.gradients.factors import (
     OuterProducts,
     PerExampleGradient,
 )
+from tfdp.gradients.norms import should_instantiate
 
 # Products of matrices, with the attributes that transpose their inputs.
 PRODUCTS = {"MatMul": ("transpose_a", "transpose_b")}
@@ -31,15 +39,15 @@ _TRANSPOSED = ("Conv2DBackpropInput", "Conv3DBackpropInputV2")
 _CHANNELS_LAST = (b"NHWC", b"NDHWC")
 
 
-def meeting(operation: tf.Operation, place: int) -> tuple[list, Callable] | None:
-    """Returns how the per-example gradient of a weight comes from one operation with the data.
+def gradient_rule(operation: tf.Operation, place: int) -> tuple[list, Callable] | None:
+    """Returns the rule for the per-example gradient of a weight in one operation with the data.
 
     Args:
         operation: the operation.
         place: which of its inputs is the weight.
 
     Returns:
-        (saved, form), as in `uses.Use`, or None where the operation is of no known kind.
+        (saved, gradient), as in `uses.Use`, or None where the operation is of no known kind.
     """
     kind = operation.type
     if not operation.inputs[place].shape.is_fully_defined():
@@ -69,7 +77,7 @@ def _entrywise(operation, place):
     summed = [1 + axis for axis, length in enumerate(shape) if length == 1]
     finish = Arranged(tuple(operation.inputs[place].shape))
 
-    def form(at_output, *saved):
+    def gradient(at_output, *saved):
         found = sign * tf.cast(at_output, tf.float32)
         for data in saved:
             # A row is broadcast from its last axis on; the axis of the rows stays the first.
@@ -79,7 +87,7 @@ def _entrywise(operation, place):
         found = tf.reduce_sum(found, axis=summed, keepdims=True) if summed else found
         return Instantiated(tf.ensure_shape(found, [None, *shape]), finish)
 
-    return saved, form
+    return saved, gradient
 
 
 def _product(operation, place):
@@ -98,10 +106,10 @@ def _product(operation, place):
     if any(a not in seen + output or lengths.get(a, n) not in (n, None) for a, n in sizes.items()):
         return None  # the weight is summed by itself, or the data are broadcast
 
-    def form(at_output, data):
+    def gradient(at_output, data):
         return _sum_of_products(data, at_output, weight, seen, output, sizes, shape)
 
-    return [data], form
+    return [data], gradient
 
 
 def _labels(operation):
@@ -198,7 +206,7 @@ def _lookup(operation):
         return None
     size, width = table.shape
 
-    def form(at_output, indices):
+    def gradient(at_output, indices):
         count = indices.shape[1:].num_elements()
         if count is None:
             count = tf.reduce_prod(tf.shape(indices)[1:])
@@ -208,7 +216,7 @@ def _lookup(operation):
         vectors = tf.reshape(at_output, [tf.shape(indices)[0], count, width])
         return Lookups(indices, tf.cast(vectors, tf.float32), size)
 
-    return [indices], form
+    return [indices], gradient
 
 
 def _convolution(operation):
@@ -223,15 +231,15 @@ def _convolution(operation):
     if depthwise and not data.shape[1:].is_fully_defined():
         return None
 
-    def form(at_output, data):
+    def gradient(at_output, data):
         data, count = _by_images(operation, data)
         at_output, _ = _by_images(operation, at_output)
         images, other = (at_output, data) if transposed else (data, at_output)
-        gradients_of = depthwise_kernel if depthwise else kernel_gradient
+        gradients_of = _depthwise_gradient if depthwise else _kernel_gradient
         found = gradients_of(images, flat(other), window, kernel)
         return found if isinstance(count, int) and count == 1 else found.grouped(count)
 
-    return [data], form
+    return [data], gradient
 
 
 def _is_channels_last(operation):
@@ -259,3 +267,46 @@ def _by_images(operation, tensor):
     if _is_channels_last(operation):
         return images, count
     return tf.transpose(images, [0, *range(2, images.shape.rank), 1]), count
+
+
+def _kernel_gradient(inputs, outputs, window, shape) -> PerExampleGradient:
+    """Returns sums over positions of patch ⊗ output gradient (Bu et al. 2022).
+
+    Args:
+        inputs: float32 [images, *space, channels], what the convolution was given.
+        outputs: float32 [images, positions, filters], the gradients at what it returned.
+        window: the `Window` of the convolution.
+        shape: the kernel's shape, [*window.size, channels // groups, filters].
+    """
+    channels, filters = inputs.shape[-1], shape[-1]
+    if channels > shape[-2]:  # groups
+        return Instantiated(kernel_gradients(inputs, outputs, window, shape))
+    if inputs.shape[1:-1].is_fully_defined() and should_instantiate(
+        inputs.shape[0], outputs.shape[1], math.prod(window.size) * channels, filters
+    ):
+        if channels <= THIN_CHANNELS:
+            return Instantiated(products_of_columns(inputs, outputs, window), Arranged(shape))
+        # With fewer positions than filters, patches take less copying than products of rows.
+        if outputs.shape[1] is None or outputs.shape[1] > filters:
+            first, last = window.size[:-1], len(window.size) - 1
+            order = (*range(last), last + 1, last + 2, last)
+            arranged = Arranged((*first, filters, window.size[-1], channels), order)
+            return Instantiated(products_by_rows(inputs, outputs, window), arranged)
+    return OuterProducts(patches(inputs, window), outputs, Arranged(shape))
+
+
+def _depthwise_gradient(inputs, outputs, window, shape) -> Instantiated:
+    """Returns the gradients of a depthwise kernel.
+
+    Args:
+        inputs, outputs, window: as in `_kernel_gradient`.
+        shape: the kernel's shape, [*window.size, channels, multiplier].
+    """
+    channels, multiplier = shape[-2:]
+    positions = outputs.shape[1]
+    outputs = tf.reshape(outputs, [-1, positions, 1, channels, multiplier])
+    products = []
+    for row in window.rows(window.pad(inputs)):
+        row = tf.reshape(row, [-1, positions, window.size[-1], channels, 1])
+        products.append(tf.reduce_sum(row * outputs, axis=1))
+    return Instantiated(tf.reshape(tf.stack(products, axis=1), [-1, *shape]))

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests.rounding import FUNCTION, assert_close
 from tfdp.gradients.bounds import GlobalL2Clip, PerLayerL2Clip
-from tfdp.gradients.engines.ending import bounded
+from tfdp.gradients.engines.clip_and_sum import clip_and_sum
 from tfdp.gradients.factors import Instantiated, Lookups, OuterProducts
 
 ROWS = 8
@@ -31,8 +31,8 @@ def gradients(bad=None):
 
 
 def run(weight, bound, bad=None, jit_compile=False):
-    def end(weight):
-        lot = bounded(
+    def sums_of(weight):
+        lot = clip_and_sum(
             gradients(bad),
             VARIABLES,
             bound,
@@ -45,7 +45,7 @@ def run(weight, bound, bad=None, jit_compile=False):
         )
         return lot.sums, lot.norms, lot.clipped, lot.non_finite, lot.present
 
-    return tf.function(end, jit_compile=jit_compile, autograph=False)(
+    return tf.function(sums_of, jit_compile=jit_compile, autograph=False)(
         tf.constant(weight, tf.float32)
     )
 
@@ -85,14 +85,14 @@ def test_a_bad_index_removes_its_row_from_its_microbatch(microbatch_size):
     vectors = tf.constant(generator.normal(size=(ROWS, 2, 3)), tf.float32)
     indices = np.arange(2 * ROWS).reshape(ROWS, 2) % 6
 
-    def end(indices, weight):
+    def sums_of(indices, weight):
         parts = [Lookups(tf.constant(indices, tf.int32), vectors, 6)]
         rest = dict(losses=None, output_losses=None, outputs=0, state=[])
-        return bounded(parts, [table], BOUNDS[0], tf.constant(weight), microbatch_size, **rest)
+        return clip_and_sum(parts, [table], BOUNDS[0], tf.constant(weight), microbatch_size, **rest)
 
     bad = indices.copy()
     bad[3, 1] = -1
-    found, without = end(bad, ones()), end(indices, ones(3))
+    found, without = sums_of(bad, ones()), sums_of(indices, ones(3))
     assert (int(found.non_finite), int(without.non_finite)) == (1, 0)
     assert_close(found.norms, without.norms, 2 * 3 + FUNCTION)
     assert_close(found.sums[0], without.sums[0], ROWS + 2 * 3 + 2 * FUNCTION)
@@ -104,7 +104,7 @@ def test_a_microbatch_whose_squares_overflow_counts_zero():
     large[2:4] = 5e18  # five such numbers have a square, their doubles have none
     parts = [Instantiated(tf.constant(large[:, :5])), None, None]
     rest = dict(losses=None, output_losses=None, outputs=0, state=[])
-    found = bounded(parts, VARIABLES[2:] + VARIABLES[:2], BOUNDS[0], tf.ones(ROWS), 2, **rest)
+    found = clip_and_sum(parts, VARIABLES[2:] + VARIABLES[:2], BOUNDS[0], tf.ones(ROWS), 2, **rest)
     assert_close(found.norms, [np.sqrt(5), 0, np.sqrt(5), np.sqrt(5)], 5 + FUNCTION)
     assert int(found.non_finite) == 2
     np.testing.assert_array_equal(found.present, [True, False, True, True])

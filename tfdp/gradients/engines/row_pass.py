@@ -10,7 +10,7 @@ from tfdp._compat.pfor_random import mark_own_seeds, seeds_of_rows
 from tfdp._compat.tensorflow import concrete_function
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.contract import BoundedSum, Outputs
-from tfdp.gradients.engines.ending import bounded
+from tfdp.gradients.engines.clip_and_sum import clip_and_sum
 from tfdp.gradients.forward import Forward, losses_of_outputs
 from tfdp.gradients.vectorizing import vectorized_map
 
@@ -35,7 +35,7 @@ def over_rows(
     seeds = [
         seeds_of_rows(value, rows) for i, value in enumerate(state) if forward.is_per_example(i)
     ]
-    moved = []
+    moved: list[bool] = []  # for each state variable, as one row shows it
 
     def one(row):
         x, y, weight, seeds = row
@@ -80,7 +80,7 @@ def bounded_sum(
     gradients, losses, output_losses, outputs, state = gradients_of(
         forward, x, y, sample_weight, chunk
     )
-    return bounded(
+    return clip_and_sum(
         gradients,
         forward.variables,
         bound,

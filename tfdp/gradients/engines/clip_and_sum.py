@@ -13,7 +13,7 @@ from tfdp.gradients.factors import Instantiated, PerExampleGradient, zero_rows
 _SMALL = 2**12  # entries up to which written-out gradients are put side by side
 
 
-def bounded(
+def clip_and_sum(
     gradients: list,
     variables: list,
     bound: L2Clip,
@@ -45,7 +45,9 @@ def bounded(
     if microbatch_size > 1:
         parts = _kept(parts, keep)
         parts = [
-            part.with_gradient(part.gradient.grouped(microbatch_size).in_cheapest_form())
+            dataclasses.replace(
+                part, gradient=part.gradient.grouped(microbatch_size).in_cheapest_form()
+            )
             for part in parts
         ]
         any_present = tf.reduce_any(tf.reshape(present, [-1, microbatch_size]), axis=1)
@@ -85,25 +87,25 @@ class _Part:
     Attributes:
         gradient: the gradients of all its variables.
         layer: number of the layer that the bound counts them to.
-        places: for each variable its number, and its own gradients.
+        places: the numbers of its variables.
+        own: the gradients of each of several variables.
     """
 
     gradient: PerExampleGradient
     layer: int
-    places: dict[int, PerExampleGradient]
-
-    def with_gradient(self, gradient) -> "_Part":
-        return dataclasses.replace(self, gradient=gradient)
+    places: list[int]
+    own: list[Instantiated] = dataclasses.field(default_factory=list)
 
     def sums(self, weights) -> dict[int, tf.Tensor]:
         """Returns the weighted sum of the rows for each variable, by its number."""
         total = self.gradient.weighted_sum(weights)
-        if len(self.places) == 1:
-            return dict.fromkeys(self.places, total)
-        shapes = [own.values.shape[1:] for own in self.places.values()]
+        if not self.own:
+            return {self.places[0]: total}
+        shapes = [own.values.shape[1:] for own in self.own]
         totals = tf.split(total, [shape.num_elements() for shape in shapes])
-        own = zip(self.places.items(), totals, shapes, strict=True)
-        return {place: g.finish(tf.reshape(part, shape)) for (place, g), part, shape in own}
+        totals = map(tf.reshape, totals, shapes)
+        finished = [own.finish(part) for own, part in zip(self.own, totals, strict=True)]
+        return dict(zip(self.places, finished, strict=True))
 
 
 def _parts(gradients, bound) -> list[_Part]:
@@ -111,26 +113,24 @@ def _parts(gradients, bound) -> list[_Part]:
     if bound.whole_gradients:
         gradients = [None if g is None else g.instantiated() for g in gradients]
     layers = bound.layers or [0] * len(gradients)
-    parts, small = [], collections.defaultdict(dict)
+    parts = []
+    small: dict[int, dict[int, Instantiated]] = collections.defaultdict(dict)  # by layer and place
     for place, (gradient, layer) in enumerate(zip(gradients, layers, strict=True)):
         if gradient is None:
             continue
-        if bound.whole_gradients or not _is_small(gradient):
-            gradient = gradient.in_cheapest_form()
-            parts.append(_Part(gradient, layer, {place: gradient}))
-        else:
+        is_written_out = isinstance(gradient, Instantiated) and not bound.whole_gradients
+        if is_written_out and gradient.values.shape[1:].num_elements() <= _SMALL:
             small[layer][place] = gradient
-    for layer, places in small.items():
-        own = [*places.values()]
-        together = own[0] if len(own) == 1 else Instantiated(tf.concat([g.flat() for g in own], 1))
-        parts.append(_Part(together, layer, places))
+        else:
+            parts.append(_Part(gradient.in_cheapest_form(), layer, [place]))
+    for layer, found in small.items():
+        places, own = [*found], [*found.values()]
+        if len(own) == 1:
+            parts.append(_Part(own[0], layer, places))
+        else:
+            side_by_side = Instantiated(tf.concat([g.flat() for g in own], axis=1))
+            parts.append(_Part(side_by_side, layer, places, own))
     return parts
-
-
-def _is_small(gradient):
-    if not isinstance(gradient, Instantiated):
-        return False
-    return gradient.values.shape[1:].num_elements() <= _SMALL
 
 
 def _square_norms(parts, bound, rows):
@@ -151,12 +151,12 @@ def _kept(parts, keep, unless=False):
         unless: if True, nothing is done; a bool, or a scalar tensor.
     """
     gradients = [part.gradient for part in parts]
-
-    def cleared():
-        return zero_rows(gradients, keep)
-
-    found = cleared() if unless is False else tf.cond(unless, lambda: gradients, cleared)
-    return [part.with_gradient(own) for part, own in zip(parts, found, strict=True)]
+    found = (
+        zero_rows(gradients, keep)
+        if unless is False
+        else tf.cond(unless, lambda: gradients, lambda: zero_rows(gradients, keep))
+    )
+    return [dataclasses.replace(part, gradient=own) for part, own in zip(parts, found, strict=True)]
 
 
 def _sums(parts, variables, bound, square_norms, present, microbatch_size):
@@ -164,7 +164,7 @@ def _sums(parts, variables, bound, square_norms, present, microbatch_size):
 
     Args:
         parts: from `_parts`; all gradients are finite.
-        variables, bound, microbatch_size: as in `bounded`.
+        variables, bound, microbatch_size: as in `clip_and_sum`.
         square_norms: float32 [rows, layers].
         present: bool [rows]: which of them count.
 

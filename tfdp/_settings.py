@@ -1,0 +1,205 @@
+"""Settings of a command, each declared once as a field of a dataclass.
+
+The flag, its help, the check of its value, the refusal of settings without effect and the record follow
+from the declaration. A command defines its flags with `define`, parses them with `parse`, and makes the
+dataclass of what `typed` returns.
+
+This module imports neither TensorFlow nor Keras.
+"""
+
+import dataclasses
+import sys
+import typing
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from absl import flags
+
+from tfdp._validate import did_you_mean
+
+# The interval of a setting that declares none.
+_POSITIVE = {float: "(0, inf)", int: "[1, inf)"}
+_DEFINE: dict[type, Callable[..., Any]] = {
+    bool: flags.DEFINE_bool,
+    int: flags.DEFINE_integer,
+    float: flags.DEFINE_float,
+    str: flags.DEFINE_string,
+}
+# The words that ask for the help text.
+_HELP = {"--help", "-help", "-h", "-?", "--helpshort"}
+
+
+class Need(NamedTuple):
+    """A condition on another setting, without which a setting has no effect.
+
+    Attributes:
+        name: the other setting.
+        accepts: the values with which the condition is met, or a function that accepts them.
+    """
+
+    name: str
+    accepts: tuple[Any, ...] | Callable[[Any], bool]
+
+    def is_met(self, values: Mapping[str, Any]) -> bool:
+        """Whether the other setting has a value with which the setting is used."""
+        found = values[self.name]
+        return self.accepts(found) if callable(self.accepts) else found in self.accepts
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting:
+    """The declaration of one setting.
+
+    Attributes:
+        help: the help text, one or more sentences.
+        default: the default value; with None, the value may be None.
+        group: the heading of --help that begins with this setting; None continues the last one.
+        choices: the allowed values, or a function that returns them, or a dictionary of them with a
+            few words on each for the help; None allows any value.
+        interval: the allowed numbers, such as "(0, 1)"; None allows all above 0.
+        needs: conditions on other settings, without which the setting has no effect.
+        rival: the setting that this one replaces, as `steps` replaces `epochs`.
+        recorded: whether the setting is written into run.json.
+        also: other spellings of the flag.
+        name: the name of the field.
+        kind: the type of the value: bool, int, float or str.
+    """
+
+    help: str
+    default: Any = None
+    group: str | None = None
+    choices: Collection[str] | Callable[[], Collection[str]] | None = None
+    interval: str | None = None
+    needs: tuple[Need, ...] = ()
+    rival: str | None = None
+    recorded: bool = True
+    also: tuple[str, ...] = ()
+    name: str = ""
+    kind: type = str
+
+    @property
+    def allowed(self) -> Collection[str] | None:
+        """The allowed values, as `choices` gives them at this moment; None allows any value."""
+        return self.choices() if callable(self.choices) else self.choices
+
+    def field(self, **changes: Any) -> Any:
+        """Returns a field of a dataclass with this declaration, in which attributes are changed."""
+        changed = dataclasses.replace(self, **changes)
+        return dataclasses.field(default=changed.default, metadata={"setting": changed})
+
+    def check(self, value: Any) -> None:
+        """Raises ValueError if the setting cannot have this value, whatever the others are."""
+        if value is None and self.default is None:
+            return
+        allowed = self.allowed
+        if allowed is not None and value not in allowed:
+            raise ValueError(
+                f"Expected --{self.name} to be one of {', '.join(allowed)}. Received {value}."
+                f"{did_you_mean(str(value), allowed)}"
+            )
+        interval = self.interval or _POSITIVE.get(self.kind)
+        if interval is not None and not _is_within(value, interval):
+            raise ValueError(
+                f"Expected --{self.name} to be a number in {interval}. Received {value}."
+            )
+
+    def unmet(self, values: Mapping[str, Any]) -> Need | None:
+        """Returns why the setting has no effect beside other values; None if it has one."""
+        return next((need for need in self.needs if not need.is_met(values)), None)
+
+    def check_effect(self, values: Mapping[str, Any]) -> None:
+        """Raises ValueError if the setting has no effect beside other values."""
+        if need := self.unmet(values):
+            raise ValueError(
+                f"--{self.name} has no effect with --{need.name}={values[need.name]}. Leave it out."
+            )
+
+
+def _is_within(value: float | None, interval: str) -> bool:
+    low, high = map(float, interval[1:-1].split(","))
+    includes_low = interval.startswith("[") and value == low
+    return value is not None and (low < value < high or includes_low)
+
+
+def setting(help: str, default: Any = None, **known: Any) -> Any:
+    """Declares a field of a dataclass of settings; the arguments are the attributes of `Setting`."""
+    return Setting(help=help, default=default, **known).field()
+
+
+def settings_of(declared: type) -> dict[str, Setting]:
+    """Returns the settings of a dataclass by name, in the order of its fields."""
+    group, known = None, {}
+    for field in dataclasses.fields(declared):
+        if found := field.metadata.get("setting"):
+            group = found.group or group
+            kind = (typing.get_args(field.type) or (field.type,))[0]  # float of "float | None"
+            known[field.name] = dataclasses.replace(found, name=field.name, group=group, kind=kind)
+    return known
+
+
+def check_rivals(settings: Mapping[str, Setting], names: Collection[str]) -> None:
+    """Raises ValueError if two settings are given that replace each other."""
+    if rivals := [name for name in settings if name in names and settings[name].rival in names]:
+        raise ValueError(f"--{' and --'.join(rivals)} cannot both be set. Leave one out.")
+
+
+def flag_of(name: str, value: Any) -> str:
+    """Returns the flag that sets a setting to a value."""
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no{name}"
+    short = isinstance(value, float) and float(f"{value:g}") == value
+    return f"--{name}={value:g}" if short else f"--{name}={value}"
+
+
+def define(settings: Mapping[str, Setting], flag_values: flags.FlagValues = flags.FLAGS) -> None:
+    """Defines a flag for every setting, in its group."""
+    for name, known in settings.items():
+        words, allowed = known.help, known.allowed
+        if isinstance(allowed, Mapping):
+            words += "".join(f"\n{choice}: {about}." for choice, about in allowed.items())
+        elif allowed is not None:
+            words += f" One of: {', '.join(allowed)}."
+        if known.also:
+            words += f" Also --{', --'.join(known.also)}."
+        here = {"flag_values": flag_values, "module_name": known.group}
+        _DEFINE[known.kind](name, known.default, words, **here)
+
+
+def parse(
+    argv: Sequence[str], doc: str | None = None, flag_values: flags.FlagValues = flags.FLAGS
+) -> list[str]:
+    """Parses flags; with --help, prints the flags by groups, and exits.
+
+    Args:
+        argv: the command line, with the name of the program.
+        doc: the text above the flags in the help, such as the docstring of the command.
+        flag_values: the defined flags.
+
+    Returns:
+        The words that are no flags, after the name of the program.
+
+    Raises:
+        ValueError: a flag is unknown or has a value of another type.
+    """
+    try:
+        words = flag_values([word for word in argv if word not in _HELP])
+    except flags.UnrecognizedFlagError as error:
+        meant = did_you_mean(error.flagname, flag_values)
+        raise ValueError(f"Unknown flag --{error.flagname}.{meant} See --help.") from error
+    except flags.Error as error:
+        raise ValueError(str(error)) from error
+    if _HELP & {*argv}:
+        groups = [name for name in flag_values.flags_by_module_dict() if "absl." not in name]
+        print((doc or "").strip(), *map(flag_values.module_help, groups), sep="\n")
+        sys.exit(0)
+    return words
+
+
+def typed(
+    settings: Mapping[str, Setting], flag_values: flags.FlagValues = flags.FLAGS
+) -> dict[str, Any]:
+    """Returns the values of the settings that were typed; ValueError if one is not allowed."""
+    values = {name: flag_values[name].value for name in settings if flag_values[name].present}
+    for name, value in values.items():
+        settings[name].check(value)
+    return values

@@ -1,0 +1,285 @@
+"""The sentences that explain the two guarantees of a statement, for readers who are not experts."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from tfdp.accounting.assumptions import UNPROVEN
+from tfdp.accounting.guarantee import (
+    VACUOUS_ABOVE,
+    Guarantee,
+    delta_warning,
+    format_epsilon,
+    rounded_up,
+)
+from tfdp.accounting.mechanisms import SIDPSGD, Matrix
+from tfdp.accounting.run import Run
+from tfdp.accounting.sentences import Table, always, first_of, mechanism_is
+
+# Above this chance of more, a bound on an observer's belief is no promise.
+_LIKELY = 0.2
+# Above this belief in percent, an observer is practically certain.
+_CERTAIN = 99.9
+# Above this epsilon, a guarantee is weak.
+_WEAK_ABOVE = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """Runs and their guarantees, with the numbers and words of the sentences about them."""
+
+    runs: Sequence[Run]
+    claimed: Guarantee
+    proven: Guarantee
+
+    @property
+    def users(self) -> bool:
+        """Whether the guarantee is for users of several examples."""
+        return self.proven.max_examples_per_user > 1
+
+    @property
+    def one(self) -> str:
+        """What neighbours differ in."""
+        return "all records of one user" if self.users else "one record"
+
+    @property
+    def epsilon(self) -> str:
+        """The proven epsilon for a reader."""
+        return format_epsilon(self.proven.epsilon)
+
+    @property
+    def belief(self) -> float:
+        """The largest belief of an observer in percent, who starts at 50."""
+        return 100 / (1 + math.exp(-self.proven.epsilon))
+
+    @functools.cached_property
+    def chance(self) -> float:
+        """The chance of a larger belief."""
+        return self.proven.chance_of_more
+
+    @property
+    def delta_warning(self) -> str | None:
+        """A warning about delta for the largest data set, or None."""
+        examples = max((run.sampling.num_examples for run in self.runs), default=0)
+        return delta_warning(self.proven.delta, examples) if examples else None
+
+    @functools.cached_property
+    def rounded(self) -> dict[str, float]:
+        """The numbers of the sentences, rounded up."""
+        proven, digits = self.proven, {"chance": 2}
+        numbers = {
+            "belief": self.belief,
+            "chance": self.chance,
+            "factor": math.exp(min(proven.epsilon, 700.0)),
+            "tpr": 100 * proven.tpr(0.01),
+            "small_tpr": 100 * proven.tpr(0.001),
+            "advantage": 100 * proven.advantage,
+        }
+        return {n: float(rounded_up(x, digits.get(n, 3))) for n, x in numbers.items()}
+
+
+def _replaced(f: Facts) -> bool:
+    return f.proven.adjacency == "replace_one"
+
+
+def _any(condition: Callable[[Run], bool]) -> Callable[[Facts], bool]:
+    """The condition that one of the runs fulfils another one."""
+    return lambda f: any(condition(run) for run in f.runs)
+
+
+_OBSERVER = "Epsilon {f.epsilon}, for {f.one}: an observer who knows every other record "
+_RELY = " Rely on the proven figure."
+# Topics, each with a table of which the first row that holds is said.
+MEANING: Mapping[str, Table] = {
+    "belief": {
+        "infinite": (
+            lambda f: math.isinf(f.proven.epsilon),
+            "An infinite epsilon promises nothing: an observer may become certain of a record.",
+        ),
+        "vacuous": (
+            lambda f: f.proven.vacuous,
+            "An epsilon this large gives no meaningful protection: an observer may become as good "
+            "as certain of a record.",
+        ),
+        "nothing spent": (
+            lambda f: f.proven.epsilon == 0,
+            "Epsilon 0: with and without a record, the chances of whatever may be released differ "
+            "by at most delta = {f.proven.delta:g}.",
+        ),
+        "certain": (
+            lambda f: f.belief > _CERTAIN,
+            _OBSERVER + "may become all but certain about it: a weak guarantee.",
+        ),
+        "unbounded": (
+            lambda f: f.chance > _LIKELY,
+            "Epsilon {f.epsilon}, for {f.one}: an observer's certainty has no useful bound here.",
+        ),
+        "replaced": (
+            _replaced,
+            _OBSERVER + "starts at 50:50 and ends at most {f.rounded[belief]:g}% sure which of two "
+            "candidates was used, except with a chance of at most {f.rounded[chance]:.2g} (which "
+            "is not delta).",
+        ),
+        "used": (
+            always,
+            _OBSERVER
+            + "starts at 50:50 and ends at most {f.rounded[belief]:g}% sure whether it was used, "
+            "except with a chance of at most {f.rounded[chance]:.2g} (which is not delta).",
+        ),
+    },
+    "rates": {
+        "vacuous": (lambda f: f.proven.vacuous, ""),
+        "replaced": (
+            _replaced,
+            "A test of which of two candidates was used that mistakes the first for the second in 1% "
+            "of cases recognizes the second in at most {f.rounded[tpr]:g}%, where blind guesses reach "
+            "1% (at 0.1%: {f.rounded[small_tpr]:g}%); whatever the test, the second rate exceeds the "
+            "first by at most {f.rounded[advantage]:g} percentage points.",
+        ),
+        "membership": (
+            always,
+            "A test of membership that wrongly accuses 1% of those that did not take part finds at "
+            "most {f.rounded[tpr]:g}% of those that did, where blind guesses reach 1% (at 0.1%: "
+            "{f.rounded[small_tpr]:g}%); whatever the test, the second rate exceeds the first by at "
+            "most {f.rounded[advantage]:g} percentage points.",
+        ),
+    },
+    "definition": {
+        "definition": (
+            lambda f: f.proven.epsilon <= _WEAK_ABOVE,
+            "Epsilon and delta together: whatever is released from one of two neighbours has at "
+            "most {f.rounded[factor]:g} times the chance that it has from the other, plus "
+            "{f.proven.delta:g}.",
+        ),
+    },
+    "neighbours": {
+        "zero_out": (
+            lambda f: f.proven.adjacency == "zero_out",
+            "Zero-out means: two data sets are neighbours if they are equal, but {f.one} may count "
+            "as nothing in one of them: take a place in a lot, and add zero to the sum.",
+        ),
+        "replace_one": (
+            _replaced,
+            "Replace-one means: two data sets are neighbours if they are equal, but {f.one} may be "
+            "replaced by anything else.",
+        ),
+        "add_or_remove_one": (
+            always,
+            "Add-or-remove-one means: two data sets are neighbours if they are equal, but {f.one} "
+            "may be missing in one of them.",
+        ),
+    },
+    "changes": {
+        "several": (
+            lambda f: f.proven.changes > 1,
+            "Neighbours are up to {f.proven.changes} single changes apart, and the proven figure "
+            "follows from the cost of one (group privacy).",
+        ),
+    },
+    "nominal lots": {
+        "nominal lots": (
+            lambda f: any(run.sampling.random_sizes for run in f.runs),
+            "The nominal lot size is the fixed number that every sum is divided by, however many "
+            "examples were really drawn.",
+        ),
+    },
+    "comparison": {
+        "equal": (
+            lambda f: f.claimed.epsilon == f.proven.epsilon or math.isinf(f.proven.epsilon),
+            "",
+        ),
+        "no claim": (
+            lambda f: math.isinf(f.claimed.epsilon),
+            "The paper's formula gives no finite epsilon for this." + _RELY,
+        ),
+        "other neighbours": (
+            lambda f: f.claimed.adjacency != f.proven.adjacency and _replaced(f),
+            "Claimed and proven are about different neighbours here: the paper's formula is for "
+            "one record added or removed. Replacing a record costs about twice as much by itself."
+            + _RELY,
+        ),
+        "several runs": (
+            lambda f: len(f.runs) > 1,
+            "Claimed and proven may differ for each training, and in how they add up." + _RELY,
+        ),
+        "larger for other lots": (
+            lambda f: (
+                f.claimed.epsilon > f.proven.epsilon
+                and not all(run.sampling.coin_flips for run in f.runs)
+            ),
+            "Claimed happens to be larger; it does not apply to this sampling." + _RELY,
+        ),
+        "larger": (
+            lambda f: f.claimed.epsilon > f.proven.epsilon,
+            "Claimed is larger: the paper's formula is looser than the theorem about this run."
+            + _RELY,
+        ),
+        "means": (
+            _any(mechanism_is(SIDPSGD)),
+            "Claimed is smaller: the paper counts each step as fresh noise; here the means keep "
+            "earlier gradients." + _RELY,
+        ),
+        "lots": (
+            _any(lambda run: not (run.sampling.coin_flips or isinstance(run.mechanism, Matrix))),
+            "Claimed is smaller: the paper's formula is for Poisson lots, which these are not."
+            + _RELY,
+        ),
+        "users": (
+            lambda f: f.users,
+            "Claimed is smaller: the paper's formula is for one record, and not for all records of "
+            "a user." + _RELY,
+        ),
+        "microbatches": (
+            _any(lambda run: run.contribution.microbatch_size > 1),
+            "Claimed is smaller: in the paper's formula, one example changes the sum by the clip "
+            "norm; here it changes the mean of its microbatch by twice that." + _RELY,
+        ),
+        "lot statistics": (
+            _any(lambda run: run.contribution.batch_statistics),
+            "Claimed is smaller: in the paper's formula, one example changes its own gradient "
+            "only; here it changes the statistics of its lot." + _RELY,
+        ),
+        "groups of weights": (
+            _any(lambda run: run.contribution.clip_groups > 1),
+            "Claimed is smaller: the paper's formula is for gradients clipped once; here each "
+            "group of weights is clipped to the clip norm." + _RELY,
+        ),
+        "smaller": (always, f"Claimed is smaller: the paper's formula is not the theorem.{_RELY}"),
+    },
+}
+
+WARNINGS: Table = {
+    "insecure seed": (_any(lambda run: run.insecure_seed), UNPROVEN["insecure seed"][1]),
+    "vacuous": (
+        lambda f: f.proven.vacuous,
+        "Nothing meaningful is proven about these weights. Do not call them private.",
+    ),
+    "weak": (
+        lambda f: _WEAK_ABOVE < f.proven.epsilon <= VACUOUS_ABOVE,
+        f"An epsilon above {_WEAK_ABOVE:g} is a weak guarantee: an observer may become all but certain "
+        "about {f.one}.",
+    ),
+    "delta": (lambda f: f.delta_warning is not None, "{f.delta_warning}"),
+}
+
+# Said where the proven epsilon is finite.
+NOT_COVERED = (
+    "Figures computed on private data without noise: training loss and accuracy, other metrics and "
+    "diagnostics, and whatever is computed on validation data, which are not protected at all.",
+    "Choices by such figures: when training ended, which of its checkpoints was kept, "
+    "hyperparameters, the noise or length of later trainings. (Public or held-out data may decide "
+    "when to end and what to keep; trials that are counted here may be compared.)",
+    "Other models that were trained on these data and are not counted here, such as folds, trials "
+    "of a tuner, earlier attempts, and a copy of a saved file that is trained on elsewhere: their "
+    "costs add up (Ledger.merge, Statement.of_search).",
+    "What functions of your own do with private data: callbacks between two steps, regularizers, "
+    "constraints, schedules and metrics.",
+    "Attacks on the floating-point representation of the noise.",
+)
+
+
+def meaning(facts: Facts) -> dict[str, str]:
+    """The sentences that explain the numbers, by topic."""
+    found = {topic: first_of(table, facts, f=facts) for topic, table in MEANING.items()}
+    return {topic: sentence for topic, sentence in found.items() if sentence}

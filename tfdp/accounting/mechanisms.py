@@ -1,0 +1,362 @@
+"""Mechanisms: what noise is added, and to which quantity; one small frozen class for each.
+
+A mechanism has fields and their checks, and says nothing about privacy. `proofs.py` has the theorem of
+each mechanism, `claims.py` the formula of its paper, `assumptions.py` and `wording.py` its sentences.
+No other code asks which mechanism a run has.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from tfdp._validate import Schedule, flag, instance, one_of, schedule, text
+from tfdp.accounting import noise_tables
+from tfdp.accounting.contribution import Contribution
+from tfdp.accounting.encoding import Encoding
+from tfdp.accounting.noise_tables import Noise
+from tfdp.accounting.records import settle
+from tfdp.accounting.strategies import Strategy
+
+Entry = TypeVar("Entry")
+
+# The mechanism where none is chosen.
+USUAL_MECHANISM = "dpsgd"
+# What SI-DPSGD may release.
+RELEASES = ("theta", "mu")
+# Names of the readings of the dropout paper's claim (see `claims.READINGS`).
+READINGS = ("ac", "ac_as_printed", "zcdp", "zcdp_a", "zcdp_c", "zcdp_as_printed")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mechanism:
+    """Base class of all mechanisms. Mechanisms that add noise derive from `NoisyMechanism`.
+
+    Class attributes:
+      name: Name in the registry, in ledgers and in flags.
+      summary: What the mechanism does, in a few words.
+      schedules: Names of the fields that may be a table over steps.
+      settings: Settings of an experiment that this mechanism has and not every one.
+      update_rules: Keras update rules that the mechanism allows: "any", since they see noisy sums only;
+        "linear", for a proven guarantee SGD with or without momentum; or "own", the paper's step.
+      adaptive_clipping: Whether the clip norm may depend on earlier releases.
+      usual_sampling: Name of the sampling scheme where none is chosen.
+      declarable: Whether the user may declare that a run of it was on public data.
+
+    Example:
+      >>> from tfdp.accounting import describe
+      >>> run = describe("dpsgd", "poisson", num_examples=1000, lot_size=100, steps=10,
+      ...                noise_multiplier=(4.0, 4.0, *[2.0] * 8))
+      >>> run.mechanism.schedule("noise_multiplier", 4)
+      array([4., 4., 2., 2.])
+    """
+
+    name: ClassVar[str] = ""
+    summary: ClassVar[str] = ""
+    schedules: ClassVar[tuple[str, ...]] = ()
+    settings: ClassVar[tuple[str, ...]] = ()
+    update_rules: ClassVar[str] = "any"
+    adaptive_clipping: ClassVar[bool] = False
+    usual_sampling: ClassVar[str] = "poisson"
+    declarable: ClassVar[bool] = False
+
+    def check(self, steps: int, contribution: Contribution) -> None:
+        """Raises ValueError if this mechanism does not fit the other parts of its run."""
+        for name, table in self._tables().items():
+            if len(table) < steps:
+                raise ValueError(
+                    f"Expected {name} to have one value for each of the {steps} steps. Received "
+                    f"{len(table)} values. Pass a constant or the whole schedule."
+                )
+        if contribution.adaptive_clipping and not self.adaptive_clipping:
+            raise ValueError(
+                "Expected adaptive_clipping with a mechanism whose steps are private one by one: "
+                "any other guarantee needs one clip norm for all steps. Received it with "
+                f"{self.name!r}. Leave it out."
+            )
+
+    def with_noise(self, noise: float) -> "Mechanism":
+        """A copy with this noise multiplier; a table is multiplied by it."""
+        del noise
+        return self
+
+    def _tables(self) -> dict[str, tuple]:
+        values = {name: getattr(self, name) for name in self.schedules}
+        return {name: value for name, value in values.items() if isinstance(value, tuple)}
+
+    def described_steps(self) -> int | None:
+        """Number of steps that the tables cover, or None if no field is a table."""
+        return min(map(len, self._tables().values()), default=None)
+
+    def cut(self, steps: int) -> "Mechanism":
+        """Returns a copy with tables of `steps` values; equal if the same steps were executed."""
+        tables = {name: table[:steps] for name, table in self._tables().items()}
+        return dataclasses.replace(self, **tables)
+
+    def schedule(self, name: str, steps: int) -> np.ndarray:
+        """A field of `schedules` as an array of shape (steps,).
+
+        None, an unknown constant, becomes 1: a constant factor of all values changes no guarantee.
+        """
+        value = getattr(self, name)
+        array = np.asarray(1.0 if value is None else value, dtype=float)
+        return np.full(steps, float(array)) if array.ndim == 0 else array[:steps]
+
+
+_CLASSES: dict[str, type[Mechanism]] = {}
+
+
+def register_mechanism(kind: type[Mechanism]) -> type[Mechanism]:
+    """Registers a frozen dataclass that derives from `Mechanism` under its `name`; a decorator.
+
+    It has the theorem (`proofs.PROOFS`), the claim (`claims.CLAIMS`) and the sentences of the class
+    that it derives from, unless their tables have entries of its own.
+
+    Raises:
+      ValueError: If the class has no name, or another class is registered under the name.
+
+    Example:
+      >>> import dataclasses
+      >>> from typing import ClassVar
+      >>> from tfdp.accounting import mechanism_names, register_mechanism
+      >>> from tfdp.accounting.mechanisms import DPSGD
+      >>> @register_mechanism
+      ... @dataclasses.dataclass(frozen=True, kw_only=True)
+      ... class RoundedDPSGD(DPSGD):
+      ...     name: ClassVar[str] = "rounded_dpsgd_of_the_example"
+      >>> "rounded_dpsgd_of_the_example" in mechanism_names()
+      True
+    """
+    name = text("the name of a mechanism", getattr(kind, "name", ""), remedy="Give it one.")
+    if _CLASSES.setdefault(name, kind) is not kind:
+        raise ValueError(f"Expected a new mechanism name. Received {name!r}, which is taken.")
+    return kind
+
+
+@register_mechanism
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NoMechanism(Mechanism):
+    """Training without privacy, to compare with, and training that nobody accounted.
+
+    Attributes:
+      reason: Sentence that says why nothing is proven, for example that it is not known how the
+        weights were trained before.
+      declarable: Whether the run stands for plain training that was found and not accounted. The user
+        may declare that it was on public data.
+    """
+
+    reason: str = "The run was not private: no noise hides an example."
+    declarable: bool = False
+
+    name: ClassVar[str] = "none"
+    summary: ClassVar[str] = "no noise and no privacy, to compare with"
+
+    def __post_init__(self):
+        text("reason", self.reason, remedy="Leave it out, or say why nothing is proven.")
+        flag("declarable", self.declarable)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NoisyMechanism(Mechanism):
+    """Base class of the mechanisms that add noise.
+
+    Attributes:
+      noise_multiplier: Standard deviation (or scale) of the noise on the sum, divided by the clip
+        norm; one number, or one for each step.
+    """
+
+    noise_multiplier: Noise
+
+    schedules: ClassVar[tuple[str, ...]] = ("noise_multiplier",)
+
+    def __post_init__(self):
+        settle(self, noise_multiplier=noise_tables.checked(self.noise_multiplier))
+
+    def with_noise(self, noise: float) -> "NoisyMechanism":
+        table = self.noise_multiplier
+        new = tuple(z * noise for z in table) if isinstance(table, tuple) else noise
+        return dataclasses.replace(self, noise_multiplier=new)
+
+
+@register_mechanism
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DPSGD(NoisyMechanism):
+    """Fresh Gaussian noise on every clipped sum (Abadi et al. 2016)."""
+
+    name: ClassVar[str] = "dpsgd"
+    summary: ClassVar[str] = "fresh noise on every sum of clipped gradients"
+    adaptive_clipping: ClassVar[bool] = True
+    settings: ClassVar[tuple[str, ...]] = ("noise_decay",)
+
+
+@register_mechanism
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DPDropout(DPSGD):
+    """Differentially private dropout: DP-SGD whose noise is interpreted as dropout.
+
+    The weights move by eta_t / 2 times (clipped gradient + noise of standard deviation 2 C sigma).
+    The noise multiplier is 2 sigma, with the paper's sigma.
+
+    Attributes:
+      composition: Name of the reading, one of `READINGS`, that the claim follows; None for the class's
+        `default_reading`.
+    """
+
+    composition: str | None = None
+
+    name: ClassVar[str] = "dp_dropout"
+    summary: ClassVar[str] = "Langevin steps whose noise is read as dropout"
+    settings: ClassVar[tuple[str, ...]] = ("learning_rate_exponent", "composition")
+    update_rules: ClassVar[str] = "own"
+    default_reading: ClassVar[str] = "ac"
+
+    def __post_init__(self):
+        super().__post_init__()
+        one_of("composition", self.composition, READINGS, optional=True)
+
+
+@register_mechanism
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SGLD(DPDropout):
+    """Stochastic gradient Langevin dynamics, the baseline of the dropout paper.
+
+    Noise, releases and composition by zCDP are those of dropout, hence the accounting is the same.
+    Only the interpretation of the noise as dropout of the network is missing.
+    """
+
+    name: ClassVar[str] = "sgld"
+    summary: ClassVar[str] = "Langevin steps without dropout, the baseline of dp_dropout"
+    default_reading: ClassVar[str] = "zcdp"
+
+
+@register_mechanism
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SIDPSGD(NoisyMechanism):
+    """SI-DPSGD: noise on the weights around means that are updated without noise.
+
+    Attributes:
+      noise_multiplier: z_t, constant or per step: the weight noise of step t has standard deviation
+        z_t C lr_t / L.
+      learning_rates: Learning rates lr_t of the means, constant or per step; None for an unknown
+        constant.
+      momentum: Momentum coefficient, constant or per step.
+      nesterov: Whether the momentum is Nesterov's.
+      optimizer: Name of the update rule of the means.
+      release: "theta" (the noised weights) or "mu" (the un-noised means).
+    """
+
+    learning_rates: Schedule = None
+    momentum: float | tuple[float, ...] = 0.0
+    nesterov: bool = False
+    optimizer: str = "sgd"
+    release: str = "theta"
+
+    name: ClassVar[str] = "si_dpsgd"
+    summary: ClassVar[str] = "noise in the weights, around means that carry none"
+    settings: ClassVar[tuple[str, ...]] = ("release",)
+    update_rules: ClassVar[str] = "linear"
+    schedules: ClassVar[tuple[str, ...]] = ("noise_multiplier", "learning_rates", "momentum")
+
+    def __post_init__(self):
+        super().__post_init__()
+        rule = "Pass the name of an update rule, for example 'sgd'."
+        settle(
+            self,
+            learning_rates=schedule("learning_rates", self.learning_rates, optional=True),
+            momentum=schedule("momentum", self.momentum),
+            nesterov=flag("nesterov", self.nesterov),
+            optimizer=text("optimizer", self.optimizer, remedy=rule).lower(),
+            release=one_of("release", self.release, RELEASES),
+        )
+
+
+@register_mechanism
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Matrix(NoisyMechanism):
+    """Gaussian noise that a Toeplitz strategy correlates over steps.
+
+    Attributes:
+      noise_multiplier: Standard deviation of the noise before it is correlated, over the clip norm;
+        one number for all steps.
+      strategy: Strategy C by whose inverse the noise is correlated.
+    """
+
+    strategy: Strategy
+
+    name: ClassVar[str] = "matrix"
+    summary: ClassVar[str] = (
+        "noise that is correlated over the steps, so that the weights carry less"
+    )
+    settings: ClassVar[tuple[str, ...]] = ("strategy", "bands", "objective")
+    schedules: ClassVar[tuple[str, ...]] = ()
+    usual_sampling: ClassVar[str] = "cyclic_poisson"
+
+    def __post_init__(self):
+        super().__post_init__()
+        if isinstance(self.noise_multiplier, tuple):
+            raise ValueError(
+                "Expected one noise_multiplier for all steps: with a table over steps the strategy "
+                "is no Toeplitz matrix, and nothing here accounts for another. Received "
+                f"{len(self.noise_multiplier)} values. Pass one number."
+            )
+        instance("strategy", self.strategy, Strategy, remedy="Pass tfdp.accounting.Strategy(...).")
+
+
+@register_mechanism
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DiscreteSGD(NoisyMechanism):
+    """Encoded gradients with noise of any family.
+
+    Attributes:
+      noise_multiplier: Scale of the noise over the clip norm, constant or per step.
+      encoding: Codebook and family of the noise.
+    """
+
+    encoding: Encoding
+
+    name: ClassVar[str] = "discrete_sgd"
+    summary: ClassVar[str] = "encoded gradients, noise of any family, and denoising"
+    settings: ClassVar[tuple[str, ...]] = (
+        "noise",
+        "degrees_of_freedom",
+        "encode",
+        "denoise",
+        "codebook_size",
+        "noise_decay",
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        instance("encoding", self.encoding, Encoding, remedy="Pass tfdp.accounting.Encoding(...).")
+
+
+def mechanism_names() -> tuple[str, ...]:
+    """Names of all registered mechanisms.
+
+    Example:
+      >>> from tfdp.accounting import mechanism_names
+      >>> {"dpsgd", "matrix", "si_dpsgd"} <= set(mechanism_names())
+      True
+    """
+    return tuple(sorted(_CLASSES))
+
+
+def mechanism_class(name: str) -> type[Mechanism]:
+    """Returns the class registered under `name`. Raises ValueError if there is none."""
+    return _CLASSES[one_of("mechanism", name, mechanism_names())]
+
+
+def entry_of(table: Mapping[type[Mechanism], Entry], mechanism: Any) -> Entry:
+    """The entry of a mechanism's class in a table, or of the nearest class that it derives from.
+
+    Raises:
+      ValueError: If the table has none.
+    """
+    for kind in type(mechanism).__mro__:
+        if kind in table:
+            return table[kind]
+    raise ValueError(
+        f"No theorem or claim is known for the mechanism {mechanism.name!r}. Add it to "
+        "tfdp.accounting.proofs.PROOFS and tfdp.accounting.claims.CLAIMS."
+    )

@@ -1,0 +1,47 @@
+"""Tables of sentences: each row has a name, the condition under which it is said, and its words.
+
+Conditions get the objects that a table is about. Words may have fields for `str.format`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+Table = Mapping[str, tuple[Callable[..., bool], str]]
+
+
+class Declared(str):
+    """An assumption that only the user can confirm; tfdp enforces the others, where it trains."""
+
+    __slots__ = ()
+
+
+def said(table: Table, *about: Any, **fields: Any) -> Iterator[tuple[str, str]]:
+    """Yields the names and sentences of the rows whose condition holds, in order."""
+    for name, (holds, words) in table.items():
+        if holds(*about):
+            yield name, words.format(**fields)
+
+
+def all_of(table: Table, *about: Any, **fields: Any) -> tuple[str, ...]:
+    """The sentences of all rows whose condition holds."""
+    return tuple(sentence for _, sentence in said(table, *about, **fields))
+
+
+def first_of(table: Table, *about: Any, **fields: Any) -> str | None:
+    """The sentence of the first row whose condition holds, or None."""
+    return next((sentence for _, sentence in said(table, *about, **fields)), None)
+
+
+def always(*_: Any) -> bool:
+    """The condition of a row that is always said."""
+    return True
+
+
+def mechanism_is(kind: type) -> Callable[..., bool]:
+    """The condition that a run has a mechanism of this class."""
+    return lambda run, *_: isinstance(run.mechanism, kind)
+
+
+def sampling_is(kind: type) -> Callable[..., bool]:
+    """The condition that the lots of a run were drawn by a scheme of this class."""
+    return lambda run, *_: isinstance(run.sampling, kind)
