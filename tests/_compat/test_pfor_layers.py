@@ -181,3 +181,17 @@ def test_a_segment_that_does_not_exist_is_none_of_the_next_row(jit_compile):
         return vectorized_map(one, targets)
 
     np.testing.assert_array_equal(run(targets), [[1, 1, 0, 0], [0, 0, 1, 0], [0, 1, 0, 0]])
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_branch_that_does_not_exist_is_the_last_one(jit_compile):
+    @tf.function(jit_compile=jit_compile)
+    def run(values, branches):
+        def one(row):
+            value, branch = row
+            return tf.switch_case(branch, [lambda: value, lambda: 2.0 * value, lambda: 3.0 * value])
+
+        return vectorized_map(one, (values, branches))
+
+    found = run(tf.constant([1.0, 10.0, 100.0]), tf.constant([0, -1, 1]))
+    np.testing.assert_array_equal(found, [1.0, 30.0, 200.0])

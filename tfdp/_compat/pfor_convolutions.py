@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfdp._compat.kernel_gradients import Window, kernel_gradients
 from tfdp._compat.pfor_conversion import apart, created, looped, merged, rule, wrap
+from tfdp._compat.pfor_layers import on_merged
 from tfdp._compat.tensorflow import on_plain_cpu
 
 
@@ -53,11 +54,11 @@ def depthwise_filter_gradient(own, pfor_input):
 
 
 @rule("Conv2DBackpropInput")
-def image_gradient(own, pfor_input):
-    kernel, axis = pfor_input.input(1), _axis(pfor_input)
+def image_gradient(_, pfor_input):
+    kernel, axis = pfor_input.input(1), _axis(pfor_input) % 4
     channels, width = pfor_input.op.outputs[0].shape[axis], kernel.t.shape[-2]
     if kernel.is_stacked or channels in (None, width) or not on_plain_cpu():
-        return own(pfor_input)
+        return on_merged(pfor_input, [2], into_shape=True)
     # TensorFlow's own operation has no groups on CPUs without oneDNN; Keras compiles it there.
     upstream, sizes = merged(pfor_input.stacked_input(2)), pfor_input.unstacked_input(0)
     sizes = tf.tensor_scatter_nd_update(sizes, [[0], [axis]], [tf.shape(upstream)[0], width])

@@ -65,7 +65,7 @@ def crossentropy(_, pfor_input):
     logits, labels = pfor_input.stacked_input(0), pfor_input.stacked_input(_INDICES)
     good = (labels >= 0) & (labels < tf.shape(logits, labels.dtype)[-1])
     _replace_indices(pfor_input, _safe(labels, good))
-    return [wrap(_poisoned(found.t, ~good), True) for found in on_merged(None, pfor_input)]
+    return [wrap(_poisoned(found.t, ~good), True) for found in on_merged(pfor_input, [0, 1])]
 
 
 @rule(*(f"UnsortedSegment{name}" for name in ("Max", "Min", "Prod", "Sum")))

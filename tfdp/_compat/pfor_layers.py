@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from tfdp._compat.pfor_conversion import (
     Loop,
-    NotCovered,
     apart,
     created,
     list_ops,
@@ -43,33 +42,42 @@ _WITH_BATCH = {
     "ScaleAndTranslate": [0],
     "ScaleAndTranslateGrad": [0, 1],
     "SoftmaxCrossEntropyWithLogits": [0, 1],
-    "SparseSoftmaxCrossEntropyWithLogits": [0, 1],  # `pfor_indices` checks the labels first
 }
 # The same, where input 0 is the shape of the result, batch included.
 _INTO_SHAPE = {
     "AvgPoolGrad": [1],
-    "Conv2DBackpropInput": [2],
     "DepthwiseConv2dNativeBackpropInput": [2],
 }
 
 
 @rule(*_WITH_BATCH, *_INTO_SHAPE)
-def on_merged(own, pfor_input):
+def on_batch(own, pfor_input):
     into_shape = pfor_input.op_type in _INTO_SHAPE
     with_batch = (_INTO_SHAPE if into_shape else _WITH_BATCH)[pfor_input.op_type]
     others = {*range(pfor_input.num_inputs)} - {*with_batch}
-    if any(pfor_input.input(index).is_stacked for index in others):
-        if own is None:
-            raise NotCovered("an input that examples share differs by examples")
+    if own is not None and any(pfor_input.input(index).is_stacked for index in others):
         return own(pfor_input)
+    return on_merged(pfor_input, with_batch, into_shape)
+
+
+def on_merged(pfor_input, with_batch: list, into_shape: bool = False):
+    """The conversion of an operation that merges the examples with its batch axis.
+
+    Args:
+        pfor_input: the operation, as a rule receives it.
+        with_batch: the inputs with a batch axis. All others have to be the same for all examples.
+        into_shape: whether input 0 is the shape of the result, batch included.
+    """
     pfor_input.stack_inputs(with_batch)
-    rows = pfor_input.pfor.loop_len_vector
-    inputs = [pfor_input.input(index).t for index in range(pfor_input.num_inputs)]
-    first = inputs[with_batch[0]]
-    for index in with_batch:
-        if inputs[index].shape[1] == 1 != first.shape[1]:  # one transform for all images of a row
-            inputs[index] = tf.repeat(inputs[index], tf.shape(first)[1], axis=1)
-        inputs[index] = merged(inputs[index])
+    rows, inputs = pfor_input.pfor.loop_len_vector, []
+    for index in range(pfor_input.num_inputs):
+        if index not in with_batch:
+            inputs.append(pfor_input.unstacked_input(index))
+            continue
+        given, first = (pfor_input.stacked_input(i) for i in (index, with_batch[0]))
+        if given.shape[1] == 1 != first.shape[1]:  # one transform for all images of a row
+            given = tf.repeat(given, tf.shape(first)[1], axis=1)
+        inputs.append(merged(given))
     if into_shape:
         inputs[0] = tf.concat([inputs[0][:1] * tf.cast(rows, inputs[0].dtype), inputs[0][1:]], 0)
     return [wrap(apart(output, rows), True) for output in created(pfor_input, inputs)]

@@ -139,7 +139,7 @@ def _converted(pfor_input):
     operation = pfor_input.op
     rule = getattr(operation, AT_ONCE, None)
     if rule is None and operation.type in TRUSTED:
-        rule = RULES[operation.type]
+        rule = RULES.get(operation.type)
     reason = "no rule that vectorizes it is known to keep examples apart"
     if rule is not None:
         try:
