@@ -228,15 +228,29 @@ def test_without_penalties():
     assert model.losses
 
 
-def test_without_recomputation():
+class Recomputes(layers.Layer):
+    def __init__(self, by):
+        super().__init__()
+        self.by, self.inner = by, layers.Dense(1)
+
+    def call(self, x):
+        return self.by(self.inner)(x)
+
+
+@pytest.mark.parametrize("way", ["RematScope", "keras.remat", "tf.recompute_grad"])
+def test_without_recomputation(way):
     def kinds():
         graph = tf.function(model).get_concrete_function(tf.TensorSpec([1, 2])).graph
         return {operation.type for operation in graph.get_operations()}
 
-    with keras.RematScope(mode="full"):
-        layer = layers.Dense(1)
+    if way == "RematScope":
+        with keras.RematScope(mode="full"):
+            layer = layers.Dense(1)
+    else:  # looked up when the layer is called
+        by = {"keras.remat": keras.remat, "tf.recompute_grad": lambda f: tf.recompute_grad(f)}
+        layer = Recomputes(by[way])
     model = keras.Sequential([keras.Input((2,)), layer])
-    with borrowed.without_recomputation(model):
+    with borrowed.without_recomputation():
         assert "IdentityN" not in kinds()
     assert "IdentityN" in kinds()
 

@@ -236,18 +236,30 @@ def without_penalties(model):
 
 
 @contextlib.contextmanager
-def without_recomputation(model):
-    """Context in which a `keras.RematScope` around a model has no effect (`Operation._remat_mode`).
+def without_recomputation():
+    """Context in which `keras.RematScope`, `keras.remat` and `tf.recompute_grad` do nothing.
 
-    Recomputation gives no gradient to what a layer reads besides its arguments, unless it is a
-    variable, and in a pass the weights are values.
+    Recomputation gives no gradient to what a function reads besides its arguments, unless it is a
+    variable, and in a pass the weights are values. All three call TensorFlow's function by its module,
+    so tfdp replaces it there, once; it is TensorFlow's own but in this context, which is one of a single
+    thread.
     """
-    layers = layers_of(model, itself=True)
-    operations = [one for layer in layers for one in getattr(layer, "operations", ())]
-    with contextlib.ExitStack() as stack:
-        for one in {id(one): one for one in (*layers, *operations)}.values():
-            stack.enter_context(replaced(one, _remat_mode=None))
+    token = _recomputes.set(False)
+    try:
         yield
+    finally:
+        _recomputes.reset(token)
+
+
+_recomputes = contextvars.ContextVar("recomputes", default=True)
+_recompute_grad = tf.recompute_grad
+
+
+def _recomputed(function):
+    return _recompute_grad(function) if _recomputes.get() else function
+
+
+tf.recompute_grad = _recomputed
 
 
 def loss_tracker(model):

@@ -195,7 +195,7 @@ class Forward:
             # Otherwise Keras silently drops activity penalties and losses from add_loss.
             scope.collect_losses = True
             try:
-                with inlined_functions(), without_recomputation(self.model):
+                with inlined_functions(), without_recomputation():
                     y_pred = self.model(with_none(x), training=True)
             except Exception:
                 forget_dropout_masks(self.model)  # the next pass may succeed
@@ -226,7 +226,7 @@ class Forward:
             scope,
             as_one_replica(),
             inlined_functions(),
-            without_recomputation(self.model),
+            without_recomputation(),
             without_penalties(self.model) as asked,
         ):
             loss = compute_loss_as_keras(
