@@ -241,8 +241,8 @@ def without_recomputation():
 
     Recomputation gives no gradient to what a function reads besides its arguments, unless it is a
     variable, and in a pass the weights are values. All three call TensorFlow's function by its module,
-    so tfdp replaces it there, once; it is TensorFlow's own but in this context, which is one of a single
-    thread.
+    so tfdp replaces it there, once; it is TensorFlow's own but in this context, which is one of a
+    single thread.
     """
     token = _recomputes.set(False)
     try:

@@ -131,6 +131,7 @@ TESTS = pathlib.Path(__file__).resolve().parents[2]
 ROOM = TESTS.parent / "tfdp"
 # The modules of the mechanisms, their theorems, claims and sentences.
 HOME = ("mechanisms", "proofs", "claims", "assumptions", "wording", "meaning")
+HOME += ("encoded_steps", "linear_steps", "numerics/linear_response", "band_choice")  # of one each
 OF_MODULES = ROOM / "optimizers" / "__init__.py"  # its strings are names of modules
 OUTSIDE = sorted(
     {*ROOM.rglob("*.py")} - {OF_MODULES, *(ROOM / "accounting" / f"{name}.py" for name in HOME)}
