@@ -59,8 +59,7 @@ class Point:
     @property
     def name(self) -> str:
         """The swept values in one text, unique among the points; also the name of the folder."""
-        values = ",".join(f"{name}={text}" for name, text in self.values.items())
-        return values.replace("/", "-")
+        return ",".join(f"{name}={text}" for name, text in self.values.items()).replace("/", "-")
 
 
 def command_of(experiment: Experiment) -> str:

@@ -31,11 +31,7 @@ def refuse(error: Exception) -> int:
 
 
 def guarded(command: Callable[[], int | None]) -> None:
-    """Runs a command and exits with its status; Ctrl-C and SIGTERM print one line, no traceback.
-
-    Args:
-        command: a function that ends with SystemExit or returns an exit status.
-    """
+    """Runs a command and exits with the status that it returns; Ctrl-C and SIGTERM print one line."""
     signal.signal(signal.SIGTERM, _terminate)
     try:
         sys.exit(command())

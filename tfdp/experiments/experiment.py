@@ -324,10 +324,6 @@ class _Curve(keras.callbacks.Callback):
 
     Formal guarantee: the accuracy is a function of weights between two steps, and the proven epsilon of
     every mechanism covers the weights after each step. Epochs in between have NaN.
-
-    Args:
-        x, y: the test examples.
-        experiment: the settings; its `test_every` is the number of epochs between two measurements.
     """
 
     def __init__(self, x, y: np.ndarray, experiment: Experiment):

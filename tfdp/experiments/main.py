@@ -119,7 +119,7 @@ def _place(points: list[Point], options: Options) -> pathlib.Path:
 
 
 def _train(options: Options, point: Point, path: pathlib.Path) -> int:
-    """Trains one point and reports it; prints an error that the user can correct; returns a status."""
+    """Trains and reports one point, or prints an error that the user can correct; returns a status."""
     # Entered before TensorFlow is imported, so that an error about the folder comes at once.
     folder = RunFolder(path, point.experiment, overwrite=options.overwrite)
     try:
@@ -146,7 +146,7 @@ def _train(options: Options, point: Point, path: pathlib.Path) -> int:
 def _train_into(options: Options, folder: RunFolder, point: Point):
     if point.read:
         print(f"Settings: {', '.join(_shown(path) for path in point.read)}")
-    print(announcement(point.experiment))
+    print(_announcement(point.experiment))
     if not point.values:  # TensorBoard finds the log during the training, and then with the result
         print(f"While it trains: tensorboard --logdir {_shown(folder.log_dir)}")
     if folder.resumable:
@@ -163,16 +163,15 @@ def _train_into(options: Options, folder: RunFolder, point: Point):
         raise
 
 
-def announcement(experiment: Experiment) -> str:
-    """Returns one sentence about a training that begins: its mechanism, its budget, its settings."""
-    if not experiment.private:
+def _announcement(of: Experiment) -> str:
+    """One line about a training that begins: its mechanism, its budget, its settings."""
+    if not of.private:
         privacy = "no privacy"
-    elif experiment.noise_multiplier is not None:
-        privacy = f"noise multiplier {experiment.noise_multiplier:g}"
+    elif of.noise_multiplier is not None:
+        privacy = f"noise multiplier {of.noise_multiplier:g}"
     else:
-        privacy = f"{experiment.guarantee} epsilon {experiment.epsilon:g}"
-        privacy += f" at delta {experiment.delta:g}"
-    return f"{experiment.mechanism} on {experiment.dataset}, {privacy}: {experiment}"
+        privacy = f"{of.guarantee} epsilon {of.epsilon:g} at delta {of.delta:g}"
+    return f"{of.mechanism} on {of.dataset}, {privacy}: {of}"
 
 
 def _how_to_resume(options: Options, folder: RunFolder, point: Point) -> str:

@@ -11,8 +11,6 @@ from tfdp.accounting.command.plan import Plan, check_complete, flag_words, plan
 from tfdp.accounting.guarantee import VACUOUS_ABOVE, delta_warning, format_epsilon
 
 _BAR = 24
-# Flags about the output, which the title of a table leaves out.
-_OUTPUT = ("table", "plot", "json")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,8 +82,10 @@ def text(table: Table) -> str:
 def title(table: Table) -> str:
     """The flags of the table, without the one that varies."""
     flags = table.rows[0].flags
-    names = [name for name in SETTINGS if name in {*flags.typed, *flags.chosen}]
-    return flag_words({n: getattr(flags, n) for n in names if n not in (table.name, *_OUTPUT)})
+    known = {*flags.typed, *flags.chosen} - {table.name}
+    return flag_words(
+        {n: getattr(flags, n) for n in SETTINGS if n in known and SETTINGS[n].group != "Output"}
+    )
 
 
 def to_dict(table: Table) -> dict[str, Any]:
