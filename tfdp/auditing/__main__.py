@@ -40,10 +40,7 @@ class Options:
     )
     confidence: float = setting("The confidence of the lower bound.", 0.95, interval="(0, 1)")
     models: int = setting(
-        "The number of models that are trained and attacked.",
-        16,
-        group="Membership",
-        interval="[4, inf)",
+        "The number of models to train and attack.", 16, group="Membership", interval="[4, inf)"
     )
     examples: int = setting("The number of examples that coins include or leave out.", 500)
     coins: int = setting(
