@@ -132,4 +132,4 @@ def _report(options, recorded):
 
 
 if __name__ == "__main__":
-    console.guarded(main, "python -m papers")
+    console.guarded(main)

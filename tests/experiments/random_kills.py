@@ -47,11 +47,12 @@ def start(command: list[str], folder: pathlib.Path) -> int:
         os.dup2(log, 1)
         os.dup2(log, 2)
         _count_steps(os.open(folder / "taken", os.O_WRONLY | os.O_CREAT | os.O_APPEND))
+        from tfdp.experiments import command as commands
         from tfdp.experiments import console, main
 
         sys.argv = ["train.py", *command, f"--model_dir={folder / 'r'}"]
-        main.parse(sys.argv)
-        console.guarded(functools.partial(main.main, sys.argv))
+        words = commands.parse(sys.argv)
+        console.guarded(functools.partial(main.main, words))
     except SystemExit as end:
         os._exit(end.code or 0)
     except BaseException:
