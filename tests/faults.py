@@ -394,6 +394,16 @@ def steps_hide_among_those_that_were_left_out(settled, self):
     return not self.closed
 
 
+@fault("entry:Entry.surplus", "test_entry.py", "training/test_early_ends.py")
+def steps_beyond_a_declared_plan_take_its_place(surplus, self, steps):
+    return 0
+
+
+@fault("account:known_steps", "test_entry.py")
+def planned_steps_account_for_others(known, ledger):
+    return sum(run.steps for run in ledger.runs)
+
+
 @fault("entry:Entry.give_back", "training/test_early_ends.py")
 def an_execution_that_failed_costs_a_training(back, self):
     return None

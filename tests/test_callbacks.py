@@ -106,6 +106,18 @@ def test_data_of_unknown_length_show_the_steps_so_far():
     assert shown["epsilon"] == pytest.approx(expected)
 
 
+def test_an_early_end_of_data_of_unknown_length_is_shown_as_it_is_stated():
+    class Stops(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = epoch == 1
+
+    model = small()
+    batches = tf.data.Dataset.from_tensor_slices(data(8)).batch(4).filter(lambda *_: True)
+    shown = [PrivacyProgress(DELTA), Stops()]
+    history = model.fit(batches, epochs=3, verbose=0, callbacks=shown).history
+    assert history["epsilon"][-1] == pytest.approx(model.privacy.spent(DELTA).epsilon)
+
+
 def test_plain_models_are_refused():
     model = linear()
     model.compile("sgd", loss=LOSS, run_eagerly=True)

@@ -115,9 +115,9 @@ def test_a_plan_of_which_no_step_ran_is_withdrawn():
     entry.plan(2)
     entry.authorize(2)
     entry.end_plan()
-    entry.plan(9)
+    entry.plan(9, declared=9)
     entry.give_back()
-    assert counted(entry) == (2, 2, False) and entry.is_settled
+    assert counted(entry) == (2, 2, False) and entry.is_settled and entry.declared == 0
 
 
 def test_an_unknown_plan_counts_as_infinite_until_it_is_known():

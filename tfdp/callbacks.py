@@ -89,9 +89,14 @@ class EpsilonCurve:
         privacy = model.privacy
         return privacy.ledger.changes == self._changes and privacy.current_run == self._run
 
-    def at(self, step: int, ends_epoch: bool = False) -> float:
-        """Epsilon after `step` steps, or an upper bound; exact where an epoch ends without a plan."""
-        point = step if ends_epoch and step > self._counts[-1] else self.next_point(step)
+    def at(self, step: int, exact: bool = False) -> float:
+        """Epsilon after `step` steps, or an upper bound.
+
+        Args:
+            step: number of steps.
+            exact: whether it is computed at this very step if the plan is unknown.
+        """
+        point = step if exact and step > self._counts[-1] else self.next_point(step)
         if point not in self._values:
             run = self._run if point <= self._run.steps else self._run.with_steps(point)
             (self._values[point],) = epsilon_curve(
@@ -143,7 +148,7 @@ class _Spending(keras.callbacks.Callback):
     def _at_the_end(self, kind) -> float:
         """Epsilon of all planned steps."""
         steps = self.model.privacy.steps_if_ended
-        return math.inf if math.isinf(steps) else self._curve(kind).at(steps)
+        return math.inf if math.isinf(steps) else self._curve(kind).at(steps, exact=True)
 
 
 class PrivacyProgress(_Spending):
@@ -180,9 +185,9 @@ class PrivacyProgress(_Spending):
     def on_epoch_begin(self, epoch, logs=None):
         self._left = 0  # other callbacks may change the weights, and what is known about them, here
 
-    def _spent(self, ends_epoch=False):
+    def _spent(self, exact=False):
         curve, steps = self._curve(self.kind), self.model.privacy.steps_so_far
-        self._shown = curve.at(steps, ends_epoch)
+        self._shown = curve.at(steps, exact)
         self._left = curve.next_point(steps) - steps
         return self._shown
 
@@ -196,7 +201,7 @@ class PrivacyProgress(_Spending):
 
     def on_epoch_end(self, epoch, logs=None):
         if logs is not None:
-            logs[self.name] = self._spent(ends_epoch=True)
+            logs[self.name] = self._spent(exact=True)
             self._logs = logs
 
     def on_train_end(self, logs=None):
@@ -277,7 +282,7 @@ class PrivacyTensorBoard(_Spending):
                 if name not in ("epsilon", "claimed_epsilon"):
                     tf.summary.scalar(f"training/{name}", value)
             for kind in ("claimed", "proven"):
-                epsilon = self._curve(kind).at(privacy.steps_so_far, ends_epoch=True)
+                epsilon = self._curve(kind).at(privacy.steps_so_far, exact=True)
                 tf.summary.scalar(f"privacy/epsilon_{kind}", epsilon)
             for name, value in privacy.diagnostics(reset=True).items():
                 tf.summary.scalar(f"gradients/{name}", value)

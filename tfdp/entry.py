@@ -3,8 +3,8 @@
 Formal guarantees:
 
 * All planned steps count from the moment the first of them is authorized, as far as budgets allow them:
-  whatever ends a training may depend on what its steps released (docs/decisions/chosen_ends.md). So
-  nothing has to happen at an end, an exception or a save.
+  whatever ends a training may depend on what its steps released (docs/decisions/chosen_ends.md). So no
+  end, exception or save has to count them.
 * The host authorizes steps before they run, never beyond the limit that budgets and tables set.
 * The number of counted steps only decreases by planned steps that are known never to run: the data
   ended before them, or the first execution failed before any of its steps began.
@@ -40,7 +40,7 @@ class Entry:
         self.taken = ledger.taken(self.run_id)
         self.declared = declared
         self._planned: float = math.inf if recorded.open_plan else recorded.steps
-        self._earlier_plan: float | None = None
+        self._earlier_plan: tuple[float, float] | None = None  # planned and declared steps
         self._before = recorded.steps
         self._recorded = (recorded.steps, self.taken, recorded.open_plan)
         self.limit: float = math.inf
@@ -61,14 +61,14 @@ class Entry:
                 the plans of these are.
         """
         if self._earlier_plan is None:
-            self._earlier_plan = self._planned
+            self._earlier_plan = (self._planned, self.declared)
         self.declared = max(self.declared, declared)
         self._resumed, self._planned = False, max(steps, self.declared)
         self.limit_steps()
 
     def give_back(self) -> None:
         """Withdraws the plan, of which no step ran; an earlier plan of the entry stays."""
-        self._planned = self._earlier_plan or 0
+        self._planned, self.declared = self._earlier_plan or (0, 0)
         self.record()
 
     def leave_out(self, steps: int) -> None:

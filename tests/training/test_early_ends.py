@@ -11,7 +11,8 @@ from helpers import data, steps
 import tfdp
 from tests.accounting.varying import vary
 from tests.training.small import small, train
-from tfdp.accounting import proven
+from tfdp.accounting import BudgetExhausted, proven
+from tfdp.accounting.guarantee import format_epsilon
 
 DELTA = 1e-5
 EPOCHS, PLANNED = 4, 8  # two steps in an epoch
@@ -215,9 +216,7 @@ def test_a_statement_in_a_callback_counts_the_plan():
     reads = call(on_epoch_end=lambda epoch, logs: texts.append(model.privacy.statement(DELTA)))
     train(model, EPOCHS, callbacks=[reads])
     assert f"2 of {PLANNED} planned steps" in texts[0]
-    assert (
-        texts[0].count("Proven") and model.privacy.statement(DELTA).split("Proven")[1] in texts[0]
-    )
+    assert f"Proven epsilon:  {format_epsilon(epsilon_of(model, PLANNED))} " in texts[0]
 
 
 def test_a_plan_of_epochs_and_train_on_batch_is_refused():
@@ -389,6 +388,17 @@ def test_data_of_unknown_length_are_resumed_at_their_place(at, tmp_path):
     assert entries(model) == [PLANNED] == [model.privacy.steps_taken]
     assert ended == [*range(EPOCHS)][-len(ended) :]
     assert model.privacy.spent(DELTA).epsilon < np.inf
+
+
+def test_a_program_that_resumes_may_have_a_larger_budget(tmp_path):
+    lots, model = tfdp.data.make_lots("cyclic", *data(8), lot_size=4), small()
+    for epsilon in (8.0, 1000.0):
+        model.privacy.budget = tfdp.PrivacyBudget(epsilon, DELTA)
+        backup = tfdp.callbacks.BackupAndRestore(tmp_path, save_freq=1)
+        with contextlib.suppress(BudgetExhausted):
+            model.fit(lots, epochs=2 * EPOCHS, callbacks=[backup], verbose=0)
+        assert (model.privacy.steps_taken < 2 * PLANNED) == (epsilon == 8.0)
+    assert entries(model) == [2 * PLANNED] and model.privacy.budget.epsilon == 1000.0
 
 
 def test_an_end_that_is_decided_between_a_crash_and_the_next_step(tmp_path):

@@ -59,7 +59,7 @@ class Dependence:
 
 
 def _draws(operation):
-    """Whether an operation has a state, such as that of a random generator, and so differs by rows."""
+    """Whether an operation has a state, as a generator has, so that its results differ by row."""
     return operation.op_def.is_stateful and operation.type not in _READS
 
 

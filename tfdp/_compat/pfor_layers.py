@@ -99,7 +99,7 @@ def identity(_, pfor_input):
 @rule("Softmax", "LogSoftmax")
 def softmax(_, pfor_input):
     # With oneDNN, a softmax of six axes ends with "could not create a primitive descriptor". Attention
-    # over two axes of an example has as many, with that of the examples.
+    # over two axes of an example has six axes here, because the examples are one more.
     values = pfor_input.stacked_input(0)
     flat = tf.reshape(values, tf.stack([-1, tf.shape(values)[-1]]))
     return wrap(tf.reshape(created(pfor_input, [flat])[0], tf.shape(values)), True)
@@ -199,7 +199,7 @@ def squeeze(own, pfor_input):
 
 @rule("Roll")
 def roll(own, pfor_input):
-    # For an axis from the end, TensorFlow takes the next one: for the last one, that of the examples.
+    # TensorFlow's rule is off by one for a negative axis; for -1, it takes the axis of the examples.
     axis, rank = pfor_input.unstacked_input(2), tf.rank(pfor_input.stacked_input(0)) - 1
     axis = tf.where(axis < 0, axis + tf.cast(rank, axis.dtype), axis)
     pfor_input._inputs[2] = wrap(axis, False)

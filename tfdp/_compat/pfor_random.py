@@ -93,8 +93,8 @@ def key(_, pfor_input):
         return looped(pfor_input)
     found, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=_first(pfor_input, 0))
     rows = tf.range(pfor_input.pfor.loop_len_vector[0])
-    # Every row gets a key of its own, for operations that draw in a loop. That of the first row is the
-    # key that this seed has for itself.
+    # Every row gets a key of its own, for operations that draw in a loop. The first row has the key
+    # that TensorFlow makes from this seed.
     shifts = tf.cast(rows, found.dtype)[:, tf.newaxis] * tf.constant(_KEY_STRIDE, found.dtype)
     # Not by tf.broadcast_to, which has no kernel for these numbers on a GPU.
     return wrap(found + shifts, True), wrap(counter + tf.zeros_like(shifts), True)

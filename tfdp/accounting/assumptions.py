@@ -177,7 +177,7 @@ ENFORCED: Table = {
     "adaptive clipping": (
         lambda run, _: run.contribution.adaptive_clipping,
         "The clip norm followed a noisy count of unclipped gradients (Andrew et al. 2021); the "
-        "noise multiplier is that of sum and count together.",
+        "noise multiplier covers the sum and the count together.",
     ),
     "Gaussian noise": (
         lambda run, _: _family(run) == GAUSSIAN,

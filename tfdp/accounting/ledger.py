@@ -1,4 +1,4 @@
-"""Privacy budgets, and the ledger of the steps that were spent, which never decrease."""
+"""Privacy budgets, and the ledger of the steps that were spent or planned."""
 
 import dataclasses
 import json

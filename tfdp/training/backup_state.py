@@ -91,10 +91,8 @@ def give_state(
     lost = taken - kept
     first, turn = about["first_iteration"], about["turn"] + lost
     account.close_session()
-    if account.ledger.budgets:
-        ledger.budget = (
-            None  # this program has its own, perhaps a larger one than the interrupted one
-        )
+    if account.ledger.budgets:  # of this program, perhaps larger than that of the interrupted one
+        ledger.budget = None
     account.ledger.merge(ledger)
     assign_arrays(model, arrays)
     optimizer.iterations.assign(first + taken)

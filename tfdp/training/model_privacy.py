@@ -290,7 +290,7 @@ class ModelPrivacy:
 
         An epsilon is proven for a number of steps that is fixed without looking at the weights. Each
         `fit` and `steps` counts its own plan. A loop that calls them, or `train_on_batch`, until
-        the result is good enough has a larger plan, which only you know. The steps of a
+        a result on held-out data is good enough has a larger plan, which only you know. The steps of a
         declared plan count from the first of them on. Trainings of the same settings in this process
         carry it out; what does not fit into the rest of it comes on top.
 
@@ -301,11 +301,11 @@ class ModelPrivacy:
             >>> import keras, numpy as np, tfdp
             >>> model = tfdp.make_private(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
             >>> model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.1), "mse")
-            >>> x = np.zeros((100, 2), "float32")
+            >>> x, held_out = np.zeros((100, 2), "float32"), np.zeros((20, 2), "float32")
             >>> model.privacy.plan(epochs=10)
             >>> for _ in range(5):
             ...     _ = model.fit(x, x[:, :1], batch_size=10, epochs=2, verbose=0)
-            ...     if model.evaluate(x, x[:, :1], verbose=0) < 1:
+            ...     if model.evaluate(held_out, held_out[:, :1], verbose=0) < 1:
             ...         break
             >>> model.privacy.steps_taken, model.privacy.ledger.runs[0].steps
             (20, 100)

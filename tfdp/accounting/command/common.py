@@ -45,7 +45,9 @@ guarantee = Setting(
     choices=KINDS,
 )
 delta = Setting(
-    help="The probability parameter of the guarantee, below 1/N.", default=1e-5, interval="(0, 1)"
+    help="The probability parameter of the guarantee, well below 1/N.",
+    default=1e-5,
+    interval="(0, 1)",
 )
 adjacency = Setting(
     help="The difference between neighbouring data sets.", default="zero_out", choices=ADJACENCIES
