@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 
+import numpy as np
 import tensorflow as tf
 
 
@@ -219,9 +220,9 @@ def random_allocation_counts_more_lots_than_there_are(losses, probability, multi
     return losses(1 / (1 + round(1 / probability)), multiplier)
 
 
-@fault("data.lots:Lots._members", "data/test_schemes.py")
+@fault("data.assembly:Assembly.neighbours", "data/test_schemes.py")
 def lots_are_drawn_from_single_examples(members, self, units):
-    return tf.minimum(units, self.available_examples)
+    return np.minimum(units, self.available)
 
 
 @fault("session:Session.check_sensitivity", "training/test_step.py")
@@ -241,28 +242,42 @@ def the_divisor_is_the_number_of_examples_drawn(update, self, bounded, session, 
 # -- lots --------------------------------------------------------------------------------------------
 
 
-@fault("data.schemes:PoissonLots._draw", "data/test_schemes.py")
-def poisson_lots_are_drawn_too_often(draw, self, *given):
-    both = tf.data.Dataset.zip(draw(self, *given), draw(self, *given).skip(1))
-    return both.map(lambda a, b: tf.unique(tf.concat([a, b], 0)).y)
+@fault("data.schemes:Poisson.draw", "data/test_schemes.py")
+def poisson_lots_are_drawn_too_often(draw, self, words, stream, step, turn=0):
+    both = [draw(self, words, stream, number, turn) for number in (step, step + 1)]
+    return np.unique(np.concatenate(both))
 
 
-@fault("data.schemes:PoissonLots._draw", "data/test_schemes.py")
-def poisson_lots_have_a_fixed_order(draw, self, *given):
+@fault("data.schemes:Poisson.draw", "data/test_schemes.py")
+def poisson_lots_have_a_fixed_order(draw, self, words, stream, step, turn=0):
     size, turns = self.lot_size, self.num_examples // self.lot_size
-    places = tf.range(size, dtype=tf.int64)
-    return tf.data.Dataset.counter().map(lambda number: size * (number % turns) + places)
+    return size * (step % turns) + np.arange(size)
 
 
-@fault("data.schemes:FixedSizeLots._draw", "data/test_schemes.py")
-def one_lot_of_fixed_size_comes_again_and_again(draw, self, *given):
-    return draw(self, *given).take(1).cache().repeat()
+@fault("data.schemes:FixedSize.draw", "data/test_schemes.py")
+def one_lot_of_fixed_size_comes_again_and_again(draw, self, words, stream, step, turn=0):
+    return draw(self, words, stream, 0, turn)
 
 
-@fault("data.schemes:ShuffledLots._draw", "data/test_schemes.py")
+@fault("data.schemes:Shuffle.draw", "data/test_schemes.py")
 def shuffled_epochs_draw_with_replacement(draw, self, *given):
-    _, _, draws = found("data.schemes:WithReplacementLots._draw")
+    _, _, draws = found("data.schemes:WithReplacement.draw")
     return draws(self, *given)
+
+
+@fault("data.people:People.examples", "data/test_people.py")
+def the_first_examples_of_a_person_always_enter(choose, self, people, secret):
+    return choose(self, people, bytes(16))
+
+
+@fault("data.assembly:_seeds", "data/test_assembly.py")
+def all_examples_have_the_seed_of_the_first(seeds, hashes):
+    return seeds(np.broadcast_to(hashes[:1], hashes.shape))
+
+
+@fault("data.permutation:LotSizes._drawn", "data/test_permutation.py")
+def half_of_the_units_are_in_each_half_of_the_lots(drawn, self, node, inside, left, both):
+    return inside * left // both
 
 
 @fault("data.lots:Lots.as_dataset", "data/test_lots.py")

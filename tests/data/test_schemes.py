@@ -244,14 +244,14 @@ class TestCyclic:
         assert found.tolist() == [*range(20)] * 2  # 20, 21 and 22 are left out
 
     def test_the_last_examples_are_kept_if_asked(self):
-        kept = data.CyclicLots(np.arange(23.0), np.arange(23), 5, keep_last=True)
+        kept = data.make_lots("cyclic", np.arange(23.0), np.arange(23), lot_size=5, keep_last=True)
         assert (kept.num_examples, kept.steps_per_epoch, kept.available_examples) == (25, 5, 23)
         lots = drawn(kept, 10)
         assert [len(lot) for lot in lots] == [5, 5, 5, 5, 3] * 2
         assert np.concatenate(lots).tolist() == [*range(23)] * 2
 
     def test_without_a_rest_keeping_it_changes_nothing(self):
-        kept = data.CyclicLots(np.arange(20.0), np.arange(20), 5, keep_last=True)
+        kept = data.make_lots("cyclic", np.arange(20.0), np.arange(20), lot_size=5, keep_last=True)
         assert (kept.num_examples, kept.steps_per_epoch) == (20, 4)
 
 
@@ -275,10 +275,10 @@ def test_a_lot_without_replacement_may_be_everyone():
         np.testing.assert_array_equal(np.sort(lot), np.arange(7))
 
 
-@pytest.mark.parametrize("sampling", sorted(data.SAMPLINGS))
+@pytest.mark.parametrize("sampling", sorted(data.SCHEMES))
 def test_a_class_draws_the_scheme_that_it_names(sampling):
     lots = make(sampling, groups=5 if sampling == "cyclic_poisson" else None)
-    assert type(lots) is data.SAMPLINGS[sampling] and lots.sampling == sampling
+    assert type(lots.scheme) is data.SCHEMES[sampling] and lots.sampling == sampling
     assert (lots.num_examples, lots.lot_size, lots.steps_per_epoch) == (50, 10, 5)
     assert not lots.nominal
 

@@ -10,7 +10,7 @@ from tests.replay.lots import check_lots
 from tests.replay.noise import check_noise
 from tests.replay.replaying import p_value
 from tfdp.accounting import describe
-from tfdp.data import SAMPLINGS, make_lots
+from tfdp.data import SCHEMES, make_lots
 
 N, L, STEPS = 120, 12, 60
 LIMIT = 1e-6
@@ -30,7 +30,7 @@ def lots_of(sampling):
     return [lot.tolist() for lot in itertools.islice(lots.indices().as_numpy_iterator(), STEPS)]
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("sampling", SCHEMES)
 def test_sound_lots_pass(sampling):
     assert p_value(check_lots(lots_of(sampling), run_of(sampling))) > LIMIT
 

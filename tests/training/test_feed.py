@@ -10,7 +10,7 @@ from helpers import LOSS, clipped_sum, data, sgd, steps, weights
 import tfdp
 from tests.rounding import assert_close, terms_of
 from tests.training.small import linear, small
-from tfdp.data import SAMPLINGS, Lots, make_lots
+from tfdp.data import SCHEMES, Lots, make_lots
 from tfdp.training.feed import feed_of
 
 CLIP = 0.3
@@ -54,7 +54,7 @@ class OwnLots(Lots):
         (make_lots("poisson", *data(), lot_size=8), {"batch_size": 4}, "batch_size"),
         (OwnLots(), {}, "Nothing is known"),
         (scipy.sparse.csr_matrix(data(8)[0]), {"y": data(8)[1]}, "dense"),
-        (data(3)[0], {"y": data(3)[1], "validation_split": 0.9}, "not sufficient"),
+        (data(3)[0], {"y": data(3)[1], "validation_split": 0.9}, "no example on one side"),
         (
             data(8)[0],
             {"y": data(8)[1], "class_weight": {0: 1.0}, "sample_weight": np.ones(8)},
@@ -201,7 +201,7 @@ def test_a_users_seed_reproduces_lots_and_other_fits_draw_others():
     assert lots_of(tfdp.make_private(two, seed=5, engine="loop")) != first
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("sampling", SCHEMES)
 def test_a_users_seed_proves_nothing_where_the_proof_needs_secret_lots(sampling):
     more = {"groups": 2} if sampling == "cyclic_poisson" else {}
     for seed in (None, 1):

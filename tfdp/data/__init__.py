@@ -1,8 +1,8 @@
 """Data for private training: datasets, and the drawing of lots.
 
 `load` returns a dataset as plain arrays, scaled by public constants only. `make_lots`
-turns arrays into *lots*, the logical batches of private training, and records the sampling scheme
-that the accounting has to analyse.
+draws *lots*, the logical batches of private training, from arrays or any other source of rows, and
+records the sampling scheme that the accounting has to analyse.
 
 A name is imported when it is first used, so that the names of the datasets need no TensorFlow.
 
@@ -24,16 +24,13 @@ _PUBLIC = {
     "load_split": "datasets",
     "check_labels": "labels",
     "Lots": "lots",
+    "make_lots": "making",
     "row_multiple_for": "lots",
-    "SAMPLINGS": "schemes",
-    "CyclicLots": "schemes",
-    "CyclicPoissonLots": "schemes",
-    "FixedSizeLots": "schemes",
-    "PoissonLots": "schemes",
-    "RandomAllocationLots": "schemes",
-    "ShuffledLots": "schemes",
-    "WithReplacementLots": "schemes",
-    "make_lots": "schemes",
+    "split_people": "people",
+    "SourceBatches": "batches",
+    "SCHEMES": "schemes",
+    "Source": "sources",
+    "as_source": "sources",
 }
 
 __all__ = [*_PUBLIC]

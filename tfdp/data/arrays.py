@@ -1,7 +1,7 @@
 """Checks and converts the arrays that lots are drawn from: nested, numeric, of one length.
 
-Arrays are converted as Keras converts them: floats of any other precision become
-`keras.config.floatx()`, and a pandas Series becomes a column. None stands for an input or a target that
+Arrays are converted as Keras converts them, and not copied: a pandas Series becomes a column, and
+floats of any precision become `keras.config.floatx()` in a lot. None stands for an input or a target that
 is absent, as in Keras.
 """
 
@@ -36,12 +36,6 @@ def in_floatx(values: Any) -> Any:
     return each_array(cast, values)
 
 
-def with_padding_row(column: np.ndarray) -> tf.Tensor:
-    """Appends a row of zeros, or of empty texts, for an absent example (of weight zero)."""
-    nothing = np.full_like(column[:1], "" if column.dtype.kind in "OSU" else 0)
-    return tf.concat([column, nothing], axis=0)
-
-
 def as_arrays(values: Any, name: str) -> Any:
     """Turns the leaves into arrays of numbers or texts, and lists of arrays into tuples.
 
@@ -64,13 +58,14 @@ def as_arrays(values: Any, name: str) -> Any:
             f"padded to one number of rows. Received: {type(values).__name__}. Convert it, by "
             "to_tensor(), tf.sparse.to_dense() or toarray()."
         )
+    if on_disk(values):
+        return values
     array = np.asarray(values)
-    if array.dtype.kind == "f" or array.dtype.name == "bfloat16":
-        array = array.astype(floatx(), copy=False)
     if _is_series(values):
         array = array[:, np.newaxis]
     texts = array.dtype.kind == "O" and all(isinstance(v, str | bytes) for v in array.flat)
-    if array.dtype.kind not in "biufcSU" and not texts:
+    bfloat16 = array.dtype.name == "bfloat16"
+    if array.dtype.kind not in "biufcSU" and not texts and not bfloat16:
         raise ValueError(
             f"Invalid value received for argument `{name}`. Expected arrays of numbers or texts. "
             f"Received an array of dtype {array.dtype}."
@@ -81,6 +76,11 @@ def as_arrays(values: Any, name: str) -> Any:
             f"Received an array of shape {array.shape}."
         )
     return array
+
+
+def on_disk(values: Any) -> bool:
+    """Whether values are an array that is read piece by piece, such as those of HDF5 and Zarr."""
+    return hasattr(values, "chunks") and hasattr(values, "dtype") and hasattr(values, "shape")
 
 
 def _is_several(value: Any) -> bool:

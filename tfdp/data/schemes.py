@@ -1,29 +1,115 @@
-"""The ways of drawing lots: one class for each sampling scheme, and `make_lots`, which takes a name.
+"""The ways of drawing lots: one small frozen class for each sampling scheme.
 
-Each class really draws what its `sampling` says, which is what is accounted.
+A scheme knows how many units there are and nothing else of the data: it draws their indices. A unit is
+an example, a person with all their examples, or a group of neighbours in the data that is clipped as
+one (`microbatch_size`). Each class really draws what its `sampling` says, which is what is accounted.
+
+The draws of a step depend on the secret, the iterator and the number of the step only, so they are the
+same whatever the rows are read from.
 """
 
-from collections.abc import Callable
-from typing import Any
+import abc
+import dataclasses
+from typing import ClassVar
 
-import scipy.stats
-import tensorflow as tf
+import numpy as np
 
-from tfdp._validate import one_of, whole
-from tfdp.data.arrays import as_arrays, as_weights, common_length, each_array
-from tfdp.data.coins import coins
-from tfdp.data.lots import Lots, round_up
+from tfdp._validate import whole
+from tfdp.data.draws import MOST_SHUFFLED, Allocation, Binomial, distinct, order
+from tfdp.data.permutation import KeyedPermutation, LotSizes
+from tfdp.data.words import ORDER, Words
 
-# Poisson lots grow beyond their padded size with at most this probability per lot.
+# Lots of random size grow beyond their padded size with at most this probability.
 OVERFLOW_PROBABILITY = 1e-9
 
 
-class PoissonLots(Lots):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scheme(abc.ABC):
+    """Base class of the sampling schemes.
+
+    Attributes:
+        available: number of examples (or people) that lots are drawn from.
+        lot_size: L, the nominal size of a lot.
+        unit_size: number of neighbours in the data that are drawn together; divides `lot_size`.
+
+    Raises:
+        ValueError: the lot size is no integer from 1 to N, or no multiple of `unit_size`.
+    """
+
+    available: int
+    lot_size: int
+    unit_size: int = 1
+
+    sampling: ClassVar[str]
+
+    def __post_init__(self):
+        settle = object.__setattr__
+        settle(self, "available", whole("available", self.available, 1))
+        settle(self, "lot_size", whole("lot_size", self.lot_size, 1))
+        most = f"Use at most the {'nominal ' if self.nominal else ''}number of examples."
+        lot_size = whole("lot_size", self.lot_size, 1, self.num_examples, remedy=most)
+        settle(self, "lot_size", lot_size)
+        settle(self, "unit_size", whole("microbatch_size", self.unit_size, 1, lot_size))
+        if lot_size % self.unit_size:
+            raise ValueError(
+                f"Expected microbatch_size to divide the lot size {lot_size}. Received "
+                f"{self.unit_size}. Use another one."
+            )
+
+    @property
+    def num_examples(self) -> int:
+        """N, the public number of examples that the accounting uses."""
+        return self.available
+
+    @property
+    def nominal(self) -> bool:
+        """Whether N was given and not counted."""
+        return False
+
+    @property
+    def groups(self) -> int:
+        """Number of groups of examples that take turns."""
+        return 1
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of lots in an epoch, N // L."""
+        return self.num_examples // self.lot_size
+
+    @property
+    def units(self) -> int:
+        """Number of units that are drawn from; the last one may have fewer examples than the others."""
+        return -(-self.available // self.unit_size)
+
+    @property
+    def units_of_lot(self) -> int:
+        """Number of units in a nominal lot."""
+        return self.lot_size // self.unit_size
+
+    def usual_units(self) -> int:
+        """Returns a number of units that is enough for every lot, or for nearly every random one."""
+        return self.units_of_lot
+
+    @abc.abstractmethod
+    def draw(self, words: Words, stream: int, step: int, turn: int = 0) -> np.ndarray:
+        """Returns the units of a lot, int64.
+
+        Args:
+            words: the secret words.
+            stream: number of the iterator.
+            step: number of the lot, from the first one of the iterator.
+            turn: the group that lot 0 comes from, if groups take turns.
+        """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Poisson(Scheme):
     """Poisson sampling: every example joins every lot independently, with probability L / N.
 
     A lot may be empty, and still counts as a step. A lot exceeds the padded size with probability at
-    most `OVERFLOW_PROBABILITY`. Such a lot is padded to the next multiple of the physical batch size
-    and never cut, because cutting would break the independence that amplification needs.
+    most `OVERFLOW_PROBABILITY`, and is never cut, because cutting would break the independence that
+    amplification needs. The number of members is drawn first, then which ones, in time and memory that
+    depend on the lot only.
 
     With `nominal_examples` the probability is L / nominal_examples, whatever the number of examples
     is. The adjacency add_or_remove_one needs that: if the number of examples decided the probability,
@@ -31,49 +117,41 @@ class PoissonLots(Lots):
     private as the examples, and so are the attributes that depend on it (`available_examples`,
     `padded_size`, `physical_batch_size`).
 
-    Args:
-        x, y, lot_size: see `Lots`; `lot_size` is at most `nominal_examples`, if that is given.
+    Attributes:
         nominal_examples: a positive integer that was chosen without looking at the data, such as the
             number of people who were asked. The data may have more examples or fewer; the average
             size of a lot is then larger or smaller than L accordingly.
-        **options: see `Lots`.
-
-    Example:
-        >>> import numpy as np, tfdp
-        >>> x, y = np.zeros((1000, 2)), np.arange(1000)
-        >>> lots = tfdp.data.PoissonLots(x, y, 100)
-        >>> sizes = [len(indices) for indices in lots.indices().take(20)]
-        >>> len(set(sizes)) > 1, 50 < min(sizes), max(sizes) < 160  # of random size, about 100
-        (True, True, True)
-        >>> nominal = tfdp.data.PoissonLots(x, y, 100, nominal_examples=1200)
-        >>> nominal.num_examples, nominal.available_examples
-        (1200, 1000)
     """
+
+    nominal_examples: int | None = None
 
     sampling = "poisson"
 
-    def __init__(self, x, y, lot_size, *, nominal_examples=None, **options):
-        if nominal_examples is not None:
-            remedy = "Pass a number that was chosen without looking at the data."
-            nominal_examples = whole("nominal_examples", nominal_examples, 1, remedy=remedy)
-            self._nominal_examples = nominal_examples
-        super().__init__(x, y, lot_size, **options)
+    def __post_init__(self):
+        remedy = "Pass a number that was chosen without looking at the data."
+        nominal = whole("nominal_examples", self.nominal_examples, 1, optional=True, remedy=remedy)
+        object.__setattr__(self, "nominal_examples", nominal)
+        super().__post_init__()
+        object.__setattr__(self, "_count", Binomial(self.units, (self.lot_size, self.num_examples)))
 
-    def _usual_rows(self):
-        chance = self.lot_size / self.num_examples
-        return self.microbatch_size * _usual_poisson_size(self._units, chance)
+    @property
+    def num_examples(self) -> int:
+        return self.nominal_examples or self.available
 
-    def _draw(self, random, turn):
-        del turn  # there is one group
+    @property
+    def nominal(self) -> bool:
+        return self.nominal_examples is not None
 
-        def draw(step):
-            odds = self.lot_size, self.num_examples
-            return coins(self._random, random, step, self._units, *odds)
+    def usual_units(self) -> int:
+        return max(1, self._count.exceeded_with(OVERFLOW_PROBABILITY))
 
-        return tf.data.Dataset.counter().map(draw)
+    def draw(self, words, stream, step, turn=0):
+        bits = words.bits(stream, step)
+        return distinct(bits, self._count.draw(bits), self.units)
 
 
-class CyclicPoissonLots(Lots):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CyclicPoisson(Scheme):
     """Cyclic Poisson sampling: groups take turns, and a lot is a Poisson sample of one group.
 
     Each example of the group joins the lot independently, with probability groups * L / N. Example i is
@@ -84,56 +162,40 @@ class CyclicPoissonLots(Lots):
     All groups have the same size: the last (number of examples) mod groups examples are always left
     out and do not count in `num_examples`. A lot may be empty; no lot is ever cut.
 
-    Args:
-        x, y, lot_size: see `Lots`; groups * lot_size is at most the number of examples.
-        groups: number of groups.
-        sample_weight: see `Lots`.
-        **options: see `Lots`.
-
-    Example:
-        >>> import numpy as np, tfdp
-        >>> lots = tfdp.data.CyclicPoissonLots(np.zeros((100, 2)), np.arange(100), 20, groups=4)
-        >>> drawn = [indices.numpy() for indices in lots.indices().take(8)]
-        >>> [set(int(i) % 4 for i in indices) <= {turn % 4} for turn, indices in enumerate(drawn)]
-        [True, True, True, True, True, True, True, True]
-        >>> max(map(len, drawn)) > 0
-        True
+    Attributes:
+        groups: number of groups; groups * lot_size is at most the number of examples.
     """
+
+    groups: int = 1
 
     sampling = "cyclic_poisson"
 
-    def __init__(self, x, y, lot_size, *, groups, sample_weight=None, microbatch_size=1, **options):
-        x, y = as_arrays(x, "x"), as_arrays(y, "y")
-        total = common_length(x, y)
-        self.groups = whole("groups", groups, 1)
-        lot_size = whole("lot_size", lot_size, 1)
-        if self.groups * lot_size > total:
+    def __post_init__(self):
+        total, size = whole("available", self.available, 1), whole("unit_size", self.unit_size, 1)
+        groups, lot_size = whole("groups", self.groups, 1), whole("lot_size", self.lot_size, 1)
+        if groups * lot_size > total:
             raise ValueError(
                 f"Expected groups * lot_size to be at most the number of examples, {total}. "
                 f"Received {groups} * {lot_size}. Use fewer groups or smaller lots."
             )
-        size = whole("microbatch_size", microbatch_size, 1)
-        self._group_size = total // size // self.groups
-        columns = (x, y, as_weights(sample_weight, total))
-        used = self._group_size * self.groups * size
-        x, y, sample_weight = each_array(lambda column: column[:used], columns)
-        options |= {"sample_weight": sample_weight, "microbatch_size": size}
-        super().__init__(x, y, lot_size, **options)
+        members = total // size // groups
+        object.__setattr__(self, "groups", groups)
+        object.__setattr__(self, "available", members * groups * size)
+        super().__post_init__()
+        object.__setattr__(self, "_members", members)
+        object.__setattr__(self, "_count", Binomial(members, (self.units_of_lot, members)))
 
-    def _usual_rows(self):
-        chance = self._units_of_lot / self._group_size
-        return self.microbatch_size * _usual_poisson_size(self._group_size, chance)
+    def usual_units(self) -> int:
+        return max(1, self._count.exceeded_with(OVERFLOW_PROBABILITY))
 
-    def _draw(self, random, turn):
-        def draw(step):
-            odds = self._units_of_lot, self._group_size
-            members = coins(self._random, random, step, self._group_size, *odds)
-            return members * self.groups + (step + turn) % self.groups
-
-        return tf.data.Dataset.counter().map(draw)
+    def draw(self, words, stream, step, turn=0):
+        bits = words.bits(stream, step)
+        drawn = distinct(bits, self._count.draw(bits), self._members)
+        return drawn * self.groups + (step + turn) % self.groups
 
 
-class CyclicLots(Lots):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cyclic(Scheme):
     """The data in its given order, L examples at a time, the same lots in every epoch.
 
     The last N mod L examples are left out, so that no lot is partial; with `keep_last`, they are a last
@@ -141,240 +203,115 @@ class CyclicLots(Lots):
     `num_examples` is then N rounded up to whole lots, so that every example is in exactly one of the
     `steps_per_epoch` lots of an epoch.
 
-    Args:
-        x, y, lot_size: see `Lots`.
+    Attributes:
         keep_last: whether an epoch ends with a partial lot rather than without some examples.
-        **options: see `Lots`.
-
-    Example:
-        >>> import numpy as np, tfdp
-        >>> lots = tfdp.data.CyclicLots(np.zeros((7, 2)), np.arange(7), 3)
-        >>> [indices.numpy().tolist() for indices in lots.indices().take(3)]
-        [[0, 1, 2], [3, 4, 5], [0, 1, 2]]
-        >>> lots = tfdp.data.CyclicLots(np.zeros((7, 2)), np.arange(7), 3, keep_last=True)
-        >>> [indices.numpy().tolist() for indices in lots.indices().take(4)]
-        [[0, 1, 2], [3, 4, 5], [6], [0, 1, 2]]
     """
+
+    keep_last: bool = False
 
     sampling = "cyclic"
 
-    def __init__(self, x, y, lot_size, *, keep_last: bool = False, **options):
-        super().__init__(x, y, lot_size, **options)
-        if keep_last:
-            self.num_examples = round_up(self.available_examples, self.lot_size)
-            self.steps_per_epoch = self.num_examples // self.lot_size
+    @property
+    def num_examples(self) -> int:
+        whole_lots = -(-self.available // self.lot_size) * self.lot_size
+        return whole_lots if self.keep_last and self.lot_size <= self.available else self.available
 
-    def _draw(self, random, turn):
-        del random, turn  # the order is fixed
-        everyone = tf.range(self.steps_per_epoch * self._units_of_lot, dtype=tf.int64)
-        lots = self._cut(everyone).repeat()
-        if self.num_examples <= self.available_examples:
-            return lots
-        return lots.map(lambda lot: tf.boolean_mask(lot, lot < self._units))
+    def draw(self, words, stream, step, turn=0):
+        first = step % self.steps_per_epoch * self.units_of_lot
+        return np.arange(first, min(first + self.units_of_lot, self.units))
 
 
-class ShuffledLots(Lots):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shuffle(Scheme):
     """A fresh permutation of the data in each epoch, cut into N // L lots.
 
-    The N mod L examples at the end of a permutation are left out of that epoch.
-
-    Example:
-        >>> import numpy as np, tfdp
-        >>> lots = tfdp.data.ShuffledLots(np.zeros((6, 2)), np.arange(6), 3)
-        >>> first, second = (indices.numpy() for indices in lots.indices().take(2))
-        >>> sorted(int(i) for i in [*first, *second])  # an epoch has every example once
-        [0, 1, 2, 3, 4, 5]
+    The N mod L examples at the end of a permutation are left out of that epoch. Beyond
+    `draws.MOST_SHUFFLED` units the permutation is a keyed one.
     """
 
     sampling = "shuffle"
 
-    def _draw(self, random, turn):
-        del turn
-
-        def epoch(number):
-            # The permutation sorts N random words of 64 bits. Two of them are equal with
-            # probability below N**2 / 2**65.
-            words = self._random.words(random, number, self._units, tf.int64)
-            return self._cut(tf.argsort(words))
-
-        return tf.data.Dataset.counter().flat_map(epoch)
+    def draw(self, words, stream, step, turn=0):
+        epoch, lot = divmod(step, self.steps_per_epoch)
+        first = lot * self.units_of_lot
+        return np.sort(_in_order(words, stream, epoch, self.units, first, self.units_of_lot))
 
 
-class RandomAllocationLots(Lots):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RandomAllocation(Scheme):
     """In each epoch, every example is in one of the N // L lots, drawn uniformly and by itself.
 
     It is what people mean by a shuffled epoch, except that lots have random sizes, as Poisson lots
     have. Its accounting is amplified, and about as good as that of Poisson lots ("balls and bins",
-    Chua et al. 2024).
-
-    Example:
-        >>> import numpy as np, tfdp
-        >>> lots = tfdp.data.RandomAllocationLots(np.zeros((6, 2)), np.arange(6), 3)
-        >>> first, second = (indices.numpy() for indices in lots.indices().take(2))
-        >>> sorted(int(i) for i in [*first, *second])  # an epoch has every example once
-        [0, 1, 2, 3, 4, 5]
+    Chua et al. 2024). Beyond `draws.MOST_SHUFFLED` units, the sizes of lots are multinomial and their
+    members follow each other in a keyed permutation.
     """
 
     sampling = "random_allocation"
 
-    def _usual_rows(self):
-        return self.microbatch_size * _usual_poisson_size(self._units, 1 / self.steps_per_epoch)
+    def usual_units(self) -> int:
+        count = Binomial(self.units, (1, self.steps_per_epoch))
+        return max(1, count.exceeded_with(OVERFLOW_PROBABILITY))
 
-    def _draw(self, random, turn):
-        del turn
-        lots = self.steps_per_epoch
+    def draw(self, words, stream, step, turn=0):
+        epoch, lot = divmod(step, self.steps_per_epoch)
+        made = words.once((self, stream, epoch), lambda: self._epoch(words, stream, epoch))
+        if isinstance(made, Allocation):
+            return made.lot(lot)
+        return np.sort(_in_order(words, stream, epoch, self.units, *made.lot(lot)))
 
-        def epoch(number):
-            # Taking the remainder favours some lots by a factor below 1 + N / 2**64.
-            words = self._random.words(random, number, self._units, tf.uint64)
-            of_unit = tf.cast(words % tf.constant(lots, tf.uint64), tf.int64)
-            return tf.data.Dataset.range(lots).map(lambda lot: tf.where(of_unit == lot)[:, 0])
-
-        return tf.data.Dataset.counter().flat_map(epoch)
+    def _epoch(self, words, stream, epoch):
+        if self.units > MOST_SHUFFLED:
+            return LotSizes(words, stream, epoch, self.units, self.steps_per_epoch)
+        bits = words.bits(stream, epoch, ORDER)
+        return Allocation(bits, self.units, self.steps_per_epoch)
 
 
-class WithReplacementLots(Lots):
-    """L independent uniform draws per lot: an example may occur several times in one lot.
+def _in_order(words, stream, epoch, units, first, count):
+    """The units at `count` places from `first` on, in the order of an epoch."""
+    if units > MOST_SHUFFLED:
+        secret = words.secret(stream, epoch, ORDER)
+        return KeyedPermutation(secret, units).at(np.arange(first, first + count))
+    made = words.once(
+        ("order", units, stream, epoch), lambda: order(words.bits(stream, epoch, ORDER), units)
+    )
+    return made[first : first + count]
 
-    Example:
-        >>> import numpy as np, tfdp
-        >>> lots = tfdp.data.WithReplacementLots(np.zeros((200, 2)), np.arange(200), 150)
-        >>> (lot,) = (indices.numpy() for indices in lots.indices().take(1))
-        >>> len(lot), len(set(lot)) < 150  # some examples occur more than once
-        (150, True)
-    """
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WithReplacement(Scheme):
+    """L independent uniform draws per lot: an example may occur several times in one lot."""
 
     sampling = "with_replacement"
 
-    def _draw(self, random, turn):
-        del turn
-
-        def draw(step):
-            words = self._random.words(random, step, self._units_of_lot, tf.uint64)
-            # Taking the remainder favours some examples by a factor below 1 + N / 2**64.
-            return tf.cast(words % tf.constant(self._units, tf.uint64), tf.int64)
-
-        return tf.data.Dataset.counter().map(draw)
+    def draw(self, words, stream, step, turn=0):
+        return words.bits(stream, step).below(self.units, self.units_of_lot).astype(np.int64)
 
 
-class FixedSizeLots(Lots):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FixedSize(Scheme):
     """L different examples per lot; each lot is a new draw in which every set of L is equally likely.
 
     Most people imagine a batch like this. Every lot has L examples, so it is padded only to whole
     physical batches. Nevertheless it costs more privacy than a Poisson lot: if one example is not
     drawn, another one takes its place.
-
-    Example:
-        >>> import numpy as np, tfdp
-        >>> lots = tfdp.data.FixedSizeLots(np.zeros((200, 2)), np.arange(200), 150)
-        >>> (lot,) = (indices.numpy() for indices in lots.indices().take(1))
-        >>> len(lot), len(set(lot))  # no example occurs more than once
-        (150, 150)
     """
 
     sampling = "fixed_size"
 
-    def _draw(self, random, turn):
-        del turn
-
-        def draw(step):
-            # The lot has the positions of the L largest of N random words of 64 bits. Two words are
-            # equal, which favours the first of the two, with probability below N**2 / 2**65.
-            words = self._random.words(random, step, self._units, tf.int64)
-            return tf.cast(tf.math.top_k(words, self._units_of_lot).indices, tf.int64)
-
-        return tf.data.Dataset.counter().map(draw)
+    def draw(self, words, stream, step, turn=0):
+        return distinct(words.bits(stream, step), self.units_of_lot, self.units)
 
 
-SAMPLINGS: dict[str, Callable[..., Lots]] = {
+SCHEMES: dict[str, type[Scheme]] = {
     kind.sampling: kind
     for kind in (
-        PoissonLots,
-        RandomAllocationLots,
-        CyclicLots,
-        ShuffledLots,
-        WithReplacementLots,
-        FixedSizeLots,
-        CyclicPoissonLots,
+        Poisson,
+        RandomAllocation,
+        Cyclic,
+        Shuffle,
+        WithReplacement,
+        FixedSize,
+        CyclicPoisson,
     )
 }
-
-
-def make_lots(
-    sampling: str,
-    x: Any,
-    y: Any = None,
-    *,
-    lot_size: int,
-    physical_batch_size: int | None = None,
-    sample_weight: Any = None,
-    seed: int | None = None,
-    row_multiple: int | None = None,
-    microbatch_size: int = 1,
-    groups: int | None = None,
-    nominal_examples: int | None = None,
-) -> Lots:
-    """Makes lots of the named sampling scheme.
-
-    Args:
-        sampling: "poisson", "random_allocation", "cyclic", "shuffle", "with_replacement",
-            "fixed_size" or "cyclic_poisson".
-        x: see `Lots`.
-        y: see `Lots`.
-        lot_size: see `Lots`.
-        physical_batch_size: see `Lots`.
-        sample_weight: see `Lots`.
-        seed: see `Lots`.
-        row_multiple: see `Lots`.
-        microbatch_size: see `Lots`.
-        groups: see `CyclicPoissonLots`; required for "cyclic_poisson", and for no other scheme.
-        nominal_examples: see `PoissonLots`; for "poisson" only.
-
-    Returns:
-        The `Lots`.
-
-    Raises:
-        ValueError: the scheme is unknown, or an argument is invalid.
-
-    Example:
-        >>> import keras, numpy as np, tfdp
-        >>> x, y = np.zeros((1000, 2), "float32"), np.zeros(1000, "float32")
-        >>> lots = tfdp.data.make_lots("fixed_size", x, y, lot_size=250)
-        >>> lots
-        FixedSizeLots(num_examples=1000, lot_size=250, padded_size=250, physical_batch_size=250,
-        seeded=False)
-        >>> model = tfdp.make_private(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
-        >>> model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=4.0), "mse")
-        >>> _ = model.fit(lots, epochs=2, verbose=0)
-        >>> model.privacy.current_run.sampling.name, model.privacy.steps_taken
-        ('fixed_size', 8)
-    """
-    one_of("sampling", sampling, SAMPLINGS)
-    if (groups is None) == (sampling == "cyclic_poisson"):
-        raise ValueError(
-            "Invalid value received for argument `groups`. Expected an integer with sampling "
-            f"'cyclic_poisson', and None with any other. Received: {groups!r} with {sampling!r}"
-        )
-    if nominal_examples is not None and sampling != "poisson":
-        raise ValueError(
-            "Invalid value received for argument `nominal_examples`. Expected None with sampling "
-            f"{sampling!r}, whose lots depend on the real number of examples. Received: "
-            f"{nominal_examples}. Use sampling 'poisson', or leave it out."
-        )
-    own = {"groups": groups, "nominal_examples": nominal_examples}
-    return SAMPLINGS[sampling](
-        x,
-        y,
-        lot_size,
-        physical_batch_size=physical_batch_size,
-        sample_weight=sample_weight,
-        seed=seed,
-        row_multiple=row_multiple,
-        microbatch_size=microbatch_size,
-        **{name: value for name, value in own.items() if value is not None},
-    )
-
-
-def _usual_poisson_size(members: int, chance: float) -> int:
-    """Returns a number that so many coins exceed with probability at most `OVERFLOW_PROBABILITY`."""
-    return max(1, int(scipy.stats.binom.isf(OVERFLOW_PROBABILITY, members, chance)))

@@ -8,8 +8,8 @@ from absl import logging
 
 from tfdp._validate import positive, refuse, whole
 from tfdp.accounting import PrivacyBudget, delta_warning, noise_for
-from tfdp.data import Lots, make_lots
-from tfdp.data.arrays import common_length
+from tfdp.data import Lots, as_source, make_lots
+from tfdp.data.sources import is_source
 from tfdp.optimizers import DPKerasOptimizer, make_dp_optimizer_class
 from tfdp.training.batches import is_batches
 from tfdp.training.building import build_for
@@ -108,7 +108,7 @@ def make_private_with_epsilon(
     optimizer = _private(optimizer, l2_norm_clip, noise_multiplier=1.0)
     physical = settings.get("physical_batch_size")
     data = _lots(data, batch_size, sampling, physical, optimizer)
-    build_for(model, data.inputs if isinstance(data, Lots) else data)
+    build_for(model, data.spec[0] if isinstance(data, Lots) else data)
     model = make_private(model, **settings)
     if model.privacy.ledger.runs:
         raise ValueError(
@@ -153,18 +153,20 @@ def _lots(data, batch_size, sampling, physical_batch_size, optimizer) -> Lots | 
                 "batch_size", "None, since the data have one", batch_size, "Leave batch_size out."
             )
         return data if lots is None else lots
-    if is_batches(data):
+    if is_batches(data) and not is_source(data):
         remedy = "Make batches of your own a tf.data.Dataset."
         refuse("data", "arrays (x, y), Lots or a tf.data.Dataset", type(data).__name__, remedy)
-    x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+    source = (
+        as_source(data)
+        if is_source(data)
+        else as_source(*keras.utils.unpack_x_y_sample_weight(data))
+    )
     remedy = "Pass the size of a lot, at most the number of examples."
-    batch_size = whole("batch_size", batch_size, 1, common_length(x, y), remedy=remedy)
+    batch_size = whole("batch_size", batch_size, 1, len(source), remedy=remedy)
     return make_lots(
         sampling,
-        x,
-        y,
+        source,
         lot_size=batch_size,
         physical_batch_size=physical_batch_size,
-        sample_weight=weight,
         microbatch_size=optimizer.microbatch_size(batch_size),
     )

@@ -6,7 +6,7 @@ sampling counts as unknown.
 """
 
 import dataclasses
-import functools
+import math
 
 import keras
 import numpy as np
@@ -16,12 +16,11 @@ from absl import logging
 from tfdp._compat.keras import (
     DataAdapter,
     class_weight_to_sample_weights,
-    train_validation_split,
 )
 from tfdp._validate import one_of, whole
 from tfdp.accounting.sampling import Sampling, Unknown, sampling_class
-from tfdp.data import SAMPLINGS, CyclicLots, Lots, row_multiple_for
-from tfdp.data.arrays import as_arrays, common_length
+from tfdp.data import Lots, Source, SourceBatches, as_source, make_lots, row_multiple_for
+from tfdp.data.sources import Weighted, is_source
 from tfdp.layers.public import public_layers
 from tfdp.training.batches import Batches, batches_of, is_batches
 from tfdp.training.data_checks import check_disjoint, check_targets, check_tokens
@@ -115,6 +114,7 @@ class Feeder:
         turn,
         validation_split=0.0,
         validation_data=None,
+        validation_batch_size=None,
     ) -> Feed:
         """Returns the feed for the arguments of `fit`.
 
@@ -131,12 +131,15 @@ class Feeder:
         """
         steps_per_epoch = whole("steps_per_epoch", steps_per_epoch, 1, optional=True)
         lots = x if isinstance(x, Lots) else getattr(x, "tfdp_lots", None)
-        if lots is not None and type(lots) not in SAMPLINGS.values():
+        if lots is not None and type(lots) is not Lots:
             raise ValueError(
                 "Nothing is known about how lots of this class are drawn. Expected tfdp.data.Lots as "
                 f"make_lots gives them. Received: {type(lots).__name__}"
             )
-        if lots is not None or is_batches(x):
+        batches = lots is None and not is_source(x) and is_batches(x)
+        if is_source(validation_data):
+            validation_data = _in_order(validation_data, validation_batch_size or batch_size)
+        if lots is not None or batches:
             _refuse_arguments_of_arrays(
                 y=y,
                 batch_size=batch_size,
@@ -144,40 +147,41 @@ class Feeder:
                 sample_weight=sample_weight,
                 validation_split=validation_split or None,
             )
-        if lots is None and is_batches(x):
+        if batches:
             if public_layers(model):
                 logging.warning(_NOT_COMPARED, model.name)
-            batches = batches_of(x, class_weight, shuffle)
-            feed = _feed_of_batches(batches, physical_batch_size, steps_per_epoch)
+            given = batches_of(x, class_weight, shuffle)
+            feed = _feed_of_batches(given, physical_batch_size, steps_per_epoch)
             return dataclasses.replace(feed, validation_data=validation_data)
         if lots is None:
-            x, y = as_arrays(x, "x"), as_arrays(y, "y")
-            if sample_weight is not None:
-                sample_weight = as_arrays(sample_weight, "sample_weight")
+            source = as_source(x, y, sample_weight)
             if validation_split and validation_data is None:
-                parts = (x, y, sample_weight)
-                parts, validation_data = train_validation_split(parts, validation_split)
-                x, y, sample_weight = parts
+                source, validation_data = _split(source, validation_split, batch_size)
             if class_weight is not None:
-                if sample_weight is not None:
-                    raise ValueError("Expected class_weight or sample_weight. Received both.")
-                sample_weight = class_weight_to_sample_weights(y, class_weight)
-            check_targets(model, x, y)
-            lot_size = _lot_size(batch_size, common_length(x, y), steps_per_epoch)
-            steps_per_epoch = _at_most_once(steps_per_epoch, common_length(x, y), lot_size)
-            lots = _kind(shuffle)(
-                x,
-                y,
-                lot_size,
+                source = Weighted(
+                    source, lambda labels: class_weight_to_sample_weights(labels, class_weight)
+                )
+            if (held := source.in_memory()) is not None:
+                check_targets(model, *held[:2])
+            lot_size = _lot_size(batch_size, len(source), steps_per_epoch)
+            steps_per_epoch = _at_most_once(steps_per_epoch, len(source), lot_size)
+            lots = make_lots(
+                _sampling(shuffle),
+                source,
+                lot_size=lot_size,
                 physical_batch_size=physical_batch_size,
-                sample_weight=sample_weight,
                 seed=self._next_seed(model),
                 # XLA compiles for every new shape; without it, varying shapes save padding.
                 row_multiple=None if model.jit_compile else row_multiple_for(lot_size),
                 microbatch_size=model.optimizer.microbatch_size(lot_size),
+                # As in Keras, an epoch in fixed order has all examples.
+                keep_last=shuffle is False,
             )
-        check_disjoint(model, lots.inputs)
-        check_tokens(model, lots.inputs)
+        if (held := lots.in_memory()) is not None:
+            check_disjoint(model, held[0])
+            check_tokens(model, held[0])
+        elif public_layers(model):
+            logging.warning(_NOT_COMPARED, model.name)
         feed = feed_of_lots(lots, physical_batch_size, turn, steps_per_epoch)
         dataset = lots.as_dataset(feed.turn)
         return dataclasses.replace(feed, dataset=dataset, validation_data=validation_data)
@@ -262,7 +266,7 @@ _LENGTH = (
 
 
 _NOT_COMPARED = (
-    "Model '%s' has public examples, and only arrays are compared with them, not batches of your own. "
+    "Model '%s' has public examples, and only arrays in memory are compared with them. "
     "Make sure that no private example is among the public ones."
 )
 
@@ -282,13 +286,33 @@ def _refuse_arguments_of_arrays(**arguments):
         )
 
 
-def _kind(shuffle):
+def _sampling(shuffle) -> str:
     """The way of drawing lots that an argument `shuffle` of `fit` means."""
     if isinstance(shuffle, str):
         one_of("shuffle", shuffle, ("epoch",), remedy="Use True, False or 'epoch'.")
-        return SAMPLINGS["random_allocation"]
-    # As in Keras, an epoch in fixed order has all examples.
-    return SAMPLINGS["poisson"] if shuffle else functools.partial(CyclicLots, keep_last=True)
+        return "random_allocation"
+    return "poisson" if shuffle else "cyclic"
+
+
+def _split(source: Source, share: float, batch_size) -> tuple:
+    """The first rows of a source, and validation data of the last ones, as Keras splits arrays."""
+    if not 0.0 < share < 1.0:
+        raise ValueError(f"Expected validation_split between 0 and 1. Received: {share}")
+    first = math.floor(len(source) * (1.0 - share))
+    if not 0 < first < len(source):
+        raise ValueError(
+            f"validation_split={share} of {len(source)} examples leaves no example on one side. Use "
+            "another share."
+        )
+    held_out = source[first:]
+    arrays = held_out.in_memory()
+    if arrays is None:
+        return source[:first], _in_order(held_out, batch_size)
+    return source[:first], tuple(part for part in arrays if part is not None or part is arrays[0])
+
+
+def _in_order(source, batch_size) -> SourceBatches:
+    return SourceBatches(as_source(source), batch_size or 32)
 
 
 def _lot_size(batch_size, total, steps_per_epoch):

@@ -11,7 +11,9 @@ import tensorflow as tf
 from absl import logging
 
 from tfdp.accounting.sampling import Unknown
+from tfdp.data import SourceBatches, as_source
 from tfdp.data.arrays import common_length, in_floatx
+from tfdp.data.sources import is_source
 from tfdp.training.backup import backup_among
 from tfdp.training.building import build_for
 from tfdp.training.checks import check_optimizer, refuse_mixing_layers, refuse_own_train_step
@@ -83,6 +85,7 @@ class PrivateTraining(SavedWithLedger):
             class_weight=class_weight,
             validation_split=validation_split,
             validation_data=prepared_validation(self, validation_data),
+            validation_batch_size=validation_batch_size,
             steps_per_epoch=steps_per_epoch,
         )
         backup = backup_among(callbacks)
@@ -150,6 +153,12 @@ class PrivateTraining(SavedWithLedger):
         finally:
             account.training = None
             training.close()
+
+    def evaluate(self, x=None, y=None, batch_size=None, **kwargs):
+        """`keras.Model.evaluate`; `x` may also be a source of examples (`tfdp.data.as_source`)."""
+        if is_source(x):
+            x = SourceBatches(as_source(x), batch_size or 32)
+        return super().evaluate(x, y, batch_size=batch_size, **kwargs)
 
     def train_on_batch(self, x, y=None, sample_weight=None, **kwargs):
         """Takes one private step on one batch, accounted without amplification by sampling."""

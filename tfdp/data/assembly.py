@@ -1,0 +1,130 @@
+"""From the units of a lot to its rows: neighbours, people, views, functions, and padding.
+
+Formal guarantees:
+
+* Every row depends on one example, the secret of its view and the step; on no other row.
+* Rows that are absent or only fill a lot up are copies of one of its own rows (of the source's first
+  row in an empty lot), with weight 0.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from tfdp.data.arrays import each_array
+from tfdp.data.mapping import RowFunction
+from tfdp.data.people import People
+from tfdp.data.permutation import siphash
+from tfdp.data.sources import Source, rows_of_columns
+
+
+@dataclasses.dataclass(frozen=True)
+class Assembly:
+    """How units become rows.
+
+    Attributes:
+        source: gives the examples.
+        available: number of examples (or people) that units consist of.
+        unit_size: number of neighbours in a unit.
+        augmentations: number of views of each example.
+        people: whose each example is, where units are people; or None.
+        functions: what is applied to each example.
+    """
+
+    source: Source
+    available: int
+    unit_size: int = 1
+    augmentations: int = 1
+    people: People | None = None
+    functions: tuple[RowFunction, ...] = ()
+
+    @property
+    def views(self) -> int:
+        """Number of consecutive rows that are averaged before clipping."""
+        return self.augmentations * (1 if self.people is None else self.people.max_examples)
+
+    def neighbours(self, units: np.ndarray) -> np.ndarray:
+        """The members of units; `available` for those that the last unit lacks."""
+        if self.unit_size == 1:
+            return units
+        members = (units[:, None] * self.unit_size + np.arange(self.unit_size)).ravel()
+        return np.minimum(members, self.available)
+
+    def lot(
+        self,
+        units: np.ndarray,
+        size_for: Callable[[int], int],
+        people: bytes,
+        views: bytes,
+        step: int,
+    ) -> tuple:
+        """Returns the rows (x, y, sample_weight) of units, unit after unit, then padding.
+
+        Args:
+            units: as a scheme draws them.
+            size_for: the number of rows of a lot that needs a certain number.
+            people: secret that chooses among the examples of a person.
+            views: secret that the seeds of functions follow from.
+            step: number of the lot.
+        """
+        indices = self.neighbours(units)
+        indices = np.where(indices < self.available, indices, -1)
+        scale = np.ones(len(indices), np.float32)
+        if self.people is not None:
+            indices, scale = self._of_people(indices, people)
+        indices, scale = (np.repeat(values, self.augmentations) for values in (indices, scale))
+        present = np.flatnonzero(indices >= 0)
+        rows = size_for(len(indices))
+        if self.functions:
+            found = np.zeros(rows, np.int64)
+            found[present] = np.arange(len(present))
+            drawn = self._mapped(indices[present], present % self.augmentations, views, step)
+            x, y, weight = each_array(lambda column: np.take(column, found, axis=0), drawn)
+        else:
+            taken = np.full(rows, indices[present[0]] if len(present) else 0)
+            taken[present] = indices[present]
+            x, y, weight = self.source.take(taken)
+        share = np.zeros(rows, np.float32)
+        share[present] = scale[present]
+        if weight is None:
+            return x, y, share
+        return x, y, each_array(lambda leaf: _weighted(leaf, share), weight)
+
+    def _of_people(self, people, secret):
+        """The examples of people, -1 where one has fewer than k, and their weights."""
+        k = self.people.max_examples
+        found, counts = np.full((len(people), k), -1), np.ones(len(people), np.int64)
+        here = people >= 0
+        found[here], counts[here] = self.people.examples(people[here], secret)
+        # The mean over k rows is the mean over those that exist.
+        return found.ravel(), np.repeat((k / counts).astype(np.float32), k)
+
+    def _mapped(self, indices, views, secret, step) -> tuple:
+        """The examples at indices with all functions applied, or one example if there is no index."""
+        if not len(indices):
+            indices = views = np.zeros(1, np.int64)
+        at, places = np.unique(indices, return_inverse=True)
+        examples = self.source.examples(at)
+        seeds, repeated = np.zeros((len(at), 2), np.int32), False
+        for function in self.functions:
+            if function.seeded and not repeated:
+                examples, at = [examples[place] for place in places], indices
+                seeds, repeated = _seeds(siphash(secret, step, indices, views)), True
+            columns = function(examples, seeds, at)
+            examples = rows_of_columns(columns)
+        return columns if repeated else each_array(lambda c: np.take(c, places, axis=0), columns)
+
+
+def _seeds(hashes):
+    parts = hashes[:, None] >> np.array([0, 32], np.uint64)
+    return (parts & np.uint64(0x7FFFFFFF)).astype(np.int32)
+
+
+def _weighted(weights: np.ndarray, share: np.ndarray) -> np.ndarray:
+    weights = weights.astype(np.float32, copy=False)
+    if not (np.isfinite(weights) & (weights >= 0)).all():
+        raise ValueError("A sample weight of the source is negative, infinite or NaN.")
+    if weights.shape[1:] == (1,):
+        weights = weights[:, 0]
+    return weights * share.reshape(-1, *[1] * (weights.ndim - 1))

@@ -1,0 +1,151 @@
+"""Exact draws from random words: binomial counts, distinct indices, orders and allocations.
+
+Formal guarantee: each law is exact up to a total variation of 2**-50. A count compares 128 random bits
+with chances in integer arithmetic, indices accept or reject whole words, and an order compares 104
+random bits where two indices meet.
+"""
+
+import bisect
+import itertools
+
+import numpy as np
+
+from tfdp.data.words import Bits
+
+# Largest number of units that are put into a true random order; 24 bits of a word hold their index.
+MOST_SHUFFLED = 1 << 24
+_INDEX = np.uint64(MOST_SHUFFLED - 1)
+_BLOCK = 1 << 18
+
+
+class Binomial:
+    """The number of successes in `trials` independent trials, each with chance `odds[0] / odds[1]`.
+
+    Args:
+        trials: number of trials.
+        odds: integers (a, b) with 0 <= a <= b and b > 0: the chance is a / b.
+    """
+
+    def __init__(self, trials: int, odds: tuple[int, int]):
+        a, b = odds
+        self._first, weights = _weights(trials, a, b)
+        total = sum(weights)
+        self._limits = [(c << 128) // total for c in itertools.accumulate(weights)]
+
+    def draw(self, bits: Bits) -> int:
+        """Draws a count from 128 bits."""
+        low, high = bits.words(2).tolist()
+        return self._first + bisect.bisect_right(self._limits, high << 64 | low)
+
+    def exceeded_with(self, chance: float) -> int:
+        """Returns the smallest count that is exceeded with at most this probability."""
+        limit = (1 << 128) - int(chance * 2.0**128)
+        return self._first + bisect.bisect_left(self._limits, limit)
+
+
+def _weights(trials, a, b) -> tuple[int, list[int]]:
+    """The first count and the chances of all counts that matter, as multiples of a common number.
+
+    The most likely count has 2**256. Counts are left out where the chance is below 2**-156 of that.
+    """
+    mode = min(trials, (trials + 1) * a // b)
+
+    def upwards(weight=1 << 256, k=mode):
+        while weight >> 100:
+            yield weight
+            weight = weight * (trials - k) * a // ((k + 1) * (b - a)) if b > a else 0
+            k += 1
+
+    def downwards(weight=1 << 256, k=mode):
+        while weight >> 100:
+            yield weight
+            weight = weight * k * (b - a) // ((trials - k + 1) * a) if a else 0
+            k -= 1
+
+    below = [*downwards()][:0:-1]
+    return mode - len(below), [*below, *upwards()]
+
+
+def distinct(bits: Bits, count: int, limit: int) -> np.ndarray:
+    """Draws a set of `count` of the integers 0, ..., limit - 1, each set as likely as any other.
+
+    Integers are drawn one after the other, and repetitions dropped, so the cost is that of the set.
+
+    Returns:
+        The set in increasing order, int64 of shape [count].
+    """
+    if 2 * count > limit:  # draw those that are left out
+        kept = np.ones(limit, bool)
+        kept[distinct(bits, limit - count, limit)] = False
+        return np.flatnonzero(kept)
+    found = np.empty(0, np.uint64)
+    while missing := count - len(found):
+        found = np.sort(np.concatenate([found, bits.below(limit, missing)]))
+        found = found[np.concatenate([[True], found[1:] != found[:-1]])]  # np.unique takes longer
+    return found.astype(np.int64)
+
+
+def order(bits: Bits, count: int) -> np.ndarray:
+    """Draws an order of the integers 0, ..., count - 1, each order as likely as any other.
+
+    Words of 40 random bits and the index are sorted; equal random bits are ordered by further words.
+    The cost is one sort, and the memory that of the result.
+
+    Args:
+        count: at most `MOST_SHUFFLED`.
+
+    Returns:
+        The order, int64 of shape [count].
+    """
+    keys = bits.words(count)
+    for start, block in _blocks(keys):
+        block &= ~_INDEX
+        block |= np.arange(start, start + len(block), dtype=np.uint64)
+    keys.sort()
+    for first, last in _ties(keys):
+        tied = keys[first:last].copy()
+        keys[first:last] = tied[np.argsort(bits.words(last - first))]
+    keys &= _INDEX
+    return keys.view(np.int64)
+
+
+def _blocks(values):
+    for start in range(0, len(values), _BLOCK):
+        yield start, values[start : start + _BLOCK]
+
+
+def _ties(keys):
+    """Yields the first and last + 1 places of sorted keys that have the same random bits."""
+    found = [
+        start + np.flatnonzero((block ^ keys[start : start + len(block)]) <= _INDEX)
+        for start, block in _blocks(keys[1:])
+    ]
+    places = np.concatenate([np.empty(0, np.int64), *found])
+    for run in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1):
+        if len(run):
+            yield run[0], run[-1] + 2
+
+
+class Allocation:
+    """Puts each of the integers 0, ..., count - 1 into one of `lots` lots, uniformly and by itself.
+
+    Args:
+        bits: the words to draw from.
+        count: at most `MOST_SHUFFLED`.
+        lots: number of lots, at most `count`.
+    """
+
+    def __init__(self, bits: Bits, count: int, lots: int):
+        keys = np.empty(count, np.uint64)
+        for start, block in _blocks(keys):
+            block[:] = bits.below(lots, len(block))
+            block <<= np.uint64(24)
+            block |= np.arange(start, start + len(block), dtype=np.uint64)
+        keys.sort()
+        self._starts = np.searchsorted(keys, np.arange(lots + 1, dtype=np.uint64) << np.uint64(24))
+        keys &= _INDEX
+        self._members = keys.view(np.int64)
+
+    def lot(self, number: int) -> np.ndarray:
+        """Returns the members of a lot in increasing order, int64."""
+        return self._members[self._starts[number] : self._starts[number + 1]]

@@ -1,0 +1,130 @@
+"""`make_lots`: lots of a named sampling scheme from arrays or any other source of examples."""
+
+from typing import Any
+
+from tfdp._validate import one_of
+from tfdp.data.lots import Lots
+from tfdp.data.people import People
+from tfdp.data.schemes import SCHEMES
+from tfdp.data.sources import as_source
+
+
+def make_lots(
+    sampling: str,
+    x: Any,
+    y: Any = None,
+    *,
+    lot_size: int,
+    physical_batch_size: int | None = None,
+    sample_weight: Any = None,
+    seed: int | None = None,
+    row_multiple: int | None = None,
+    microbatch_size: int = 1,
+    groups: int | None = None,
+    nominal_examples: int | None = None,
+    keep_last: bool = False,
+    augmentations: int = 1,
+    privacy_ids: Any = None,
+    examples_per_person: int | None = None,
+) -> Lots:
+    """Makes lots of the named sampling scheme.
+
+    Args:
+        sampling: "poisson", "random_allocation", "cyclic", "shuffle", "with_replacement",
+            "fixed_size" or "cyclic_poisson"; see the classes of `tfdp.data.schemes`.
+        x: inputs; an array or a nested dict, tuple or list of arrays, first dimension N, which are not
+            copied. Floats of any precision become `keras.config.floatx()`, as in Keras. None is an
+            optional input that is absent. Or a source of examples, anything that gives one for an
+            index: see `as_source`.
+        y: targets; likewise. None if the loss needs none, or with a source.
+        lot_size: L, an integer from 1 to N.
+        physical_batch_size: number of rows in one chunk; the whole padded lot by default.
+        sample_weight: float weights, finite and not negative; 1 by default. One array (N,), with a
+            number for each example, or (N, tokens, ...), with one for each token; or one such array
+            for each target, in the structure of `y`. An example without any weight above 0 is absent.
+        seed: an integer that makes the draws reproducible, for tests and debugging. By default the
+            draws come from the operating system's entropy.
+        row_multiple: None gives every lot one fixed number of rows, so that XLA compiles once. With an
+            integer, the number of rows is the next multiple of it: less padding, but shapes that
+            vary from lot to lot.
+        microbatch_size: m, a divisor of L, for an optimizer that clips the mean gradient of m examples:
+            whole groups of m neighbours in the data are drawn, which sampling amplifies. Without
+            `num_microbatches`, leave it out.
+        groups: see `schemes.CyclicPoisson`; required for "cyclic_poisson", and for no other scheme.
+        nominal_examples: see `schemes.Poisson`; for "poisson" only.
+        keep_last: see `schemes.Cyclic`; for "cyclic" only.
+        augmentations: K, number of views of each example, which `Lots.map` makes: their gradients are
+            averaged, and the average is clipped (De et al. 2022, section 3.2). Rows count views.
+        privacy_ids: whose each example is: an integer or text for each. Then people are drawn; N, L and
+            `nominal_examples` count people, and the guarantee is one for a person.
+        examples_per_person: k, with `privacy_ids`: the largest number of a person's examples in a lot,
+            chosen at random; they are averaged and clipped as one.
+
+    Returns:
+        The `Lots`.
+
+    Raises:
+        ValueError: the scheme is unknown, or an argument is invalid.
+
+    Example:
+        >>> import keras, numpy as np, tfdp
+        >>> x, y = np.zeros((1000, 2), "float32"), np.zeros(1000, "float32")
+        >>> lots = tfdp.data.make_lots("fixed_size", x, y, lot_size=250)
+        >>> lots
+        Lots('fixed_size', num_examples=1000, lot_size=250, padded_size=250, physical_batch_size=250,
+        seeded=False)
+        >>> model = tfdp.make_private(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
+        >>> model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=4.0), "mse")
+        >>> _ = model.fit(lots, epochs=2, verbose=0)
+        >>> model.privacy.current_run.sampling.name, model.privacy.steps_taken
+        ('fixed_size', 8)
+    """
+    one_of("sampling", sampling, SCHEMES)
+    if (groups is None) == (sampling == "cyclic_poisson"):
+        raise ValueError(
+            "Invalid value received for argument `groups`. Expected an integer with sampling "
+            f"'cyclic_poisson', and None with any other. Received: {groups!r} with {sampling!r}"
+        )
+    if nominal_examples is not None and sampling != "poisson":
+        raise ValueError(
+            "Invalid value received for argument `nominal_examples`. Expected None with sampling "
+            f"{sampling!r}, whose lots depend on the real number of examples. Received: "
+            f"{nominal_examples}. Use sampling 'poisson', or leave it out."
+        )
+    if keep_last and sampling != "cyclic":
+        raise ValueError(f"keep_last goes with sampling 'cyclic'. Received it with {sampling!r}.")
+    source = as_source(x, y, sample_weight)
+    people = _people(privacy_ids, examples_per_person, len(source))
+    own = {"groups": groups, "nominal_examples": nominal_examples, "keep_last": keep_last or None}
+    scheme = SCHEMES[sampling](
+        available=len(source) if people is None else people.count,
+        lot_size=lot_size,
+        unit_size=microbatch_size,
+        **{name: value for name, value in own.items() if value is not None},
+    )
+    return Lots(
+        scheme,
+        source,
+        physical_batch_size=physical_batch_size,
+        seed=seed,
+        row_multiple=row_multiple,
+        augmentations=augmentations,
+        people=people,
+    )
+
+
+def _people(privacy_ids, examples_per_person, rows) -> People | None:
+    if (privacy_ids is None) != (examples_per_person is None):
+        raise ValueError(
+            "privacy_ids and examples_per_person go together: whose each example is, and how many of a "
+            "person's examples enter a lot. Pass both or none."
+        )
+    if privacy_ids is None:
+        return None
+    people = People(privacy_ids, examples_per_person)
+    if people.num_rows != rows:
+        raise ValueError(
+            f"Expected one id for each example. Received {people.num_rows} privacy_ids for {rows} "
+            "examples."
+        )
+    return people

@@ -1,0 +1,157 @@
+"""Functions of single examples: decoding, augmentation, tokenizing, for `Lots.map` and `Source.map`.
+
+Formal guarantee: a function gets one example, so what it returns depends on no other row of the lot;
+and a seed that depends on the secret, the step, the row's index and the view, never on the row's place
+in the lot. What the function reads or draws elsewhere is an assumption, which the statement names.
+"""
+
+import dataclasses
+import functools
+import inspect
+import itertools
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdp.data.arrays import each_array
+from tfdp.data.sources import Source, in_lots, in_threads, named_row, stacked
+
+
+@dataclasses.dataclass(frozen=True)
+class RowFunction:
+    """A function of one example, and how it runs.
+
+    Attributes:
+        function: `f(example)` or `f(example, seed)`; see `Lots.map`.
+        python: whether it is Python and gets NumPy arrays; else TensorFlow traces it.
+    """
+
+    function: Callable
+    python: bool = False
+
+    @functools.cached_property
+    def seeded(self) -> bool:
+        """Whether the function takes a seed."""
+        kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+        given = inspect.signature(self.function).parameters.values()
+        needed = [p for p in given if p.kind in kinds and p.default is p.empty]
+        return len(needed) > 1
+
+    def __call__(self, examples: list[tuple], seeds: np.ndarray, indices: np.ndarray) -> tuple:
+        """Applies the function to examples.
+
+        Args:
+            examples: (x, y, sample_weight) of single rows.
+            seeds: int32 of shape [rows, 2], not negative.
+            indices: the rows in the source, for messages.
+
+        Returns:
+            The structure (x, y, sample_weight) of arrays [rows, ...].
+        """
+        packed = [_packed(example) for example in examples]
+        if not self.python and _alike(packed):
+            rows = tf.nest.map_structure(lambda *values: np.stack(values), *packed)
+            try:
+                made = _unpacked(self._of_rows(rows, seeds))
+                return each_array(lambda column: in_lots(np.asarray(column)), made)
+            except tf.errors.OpError:
+                pass  # a row is the cause; calls row by row find it
+        one = self._called if self.python else self._traced
+        calls = [*zip(indices, itertools.repeat(one), packed, seeds, strict=False)]
+        return stacked([_unpacked(made) for made in in_threads(_named, calls)], indices)
+
+    def _called(self, example, seed):
+        return self.function(example, seed) if self.seeded else self.function(example)
+
+    @functools.cached_property
+    def _traced(self):
+        return tf.function(self._called, reduce_retracing=True)
+
+    @functools.cached_property
+    def _of_rows(self):
+        """The function of stacked rows and their seeds, as one graph."""
+
+        @functools.partial(tf.function, reduce_retracing=True, autograph=False)
+        def of_rows(rows, seeds):
+            one = [
+                tf.TensorSpec(leaf.shape[1:], leaf.dtype) for leaf in tf.nest.flatten((rows, seeds))
+            ]
+            try:
+                made = self._traced.get_concrete_function(
+                    *tf.nest.pack_sequence_as((rows, seeds), one)
+                )
+            except Exception as error:
+                error.add_note(_NOT_TRACED)
+                raise
+            outputs = tf.nest.map_structure(
+                lambda t: tf.TensorSpec(t.shape, t.dtype), made.structured_outputs
+            )
+            return tf.map_fn(
+                lambda row: self._traced(*row),
+                (rows, seeds),
+                fn_output_signature=outputs,
+                parallel_iterations=_PARALLEL,
+            )
+
+        return of_rows
+
+
+# Number of rows that one graph works on at the same time.
+_PARALLEL = 16
+
+_NOT_TRACED = (
+    "(a function of lots.map is traced by TensorFlow, as in Dataset.map; map(f, python=True) calls a "
+    "Python function with NumPy arrays)"
+)
+
+
+def _named(call):
+    index, function, example, seed = call
+    return named_row(index, function, example, seed)
+
+
+def _alike(examples) -> bool:
+    """Whether all examples have the same shapes."""
+    shapes = {tuple(np.shape(leaf) for leaf in tf.nest.flatten(example)) for example in examples}
+    return len(shapes) == 1
+
+
+def _packed(example):
+    x, y, weight = example
+    return (
+        keras.utils.pack_x_y_sample_weight(x, y, weight)
+        if y is not None or weight is not None
+        else x
+    )
+
+
+def _unpacked(made) -> tuple:
+    if not isinstance(made, tuple):
+        return made, None, None
+    return tuple(keras.utils.unpack_x_y_sample_weight(made))
+
+
+class Mapped(Source):
+    """A source whose rows are computed from those of another one.
+
+    Args:
+        source: the other one.
+        function: a function without seed.
+    """
+
+    def __init__(self, source: Source, function: RowFunction):
+        if function.seeded:
+            raise ValueError(
+                "Expected a function of an example. Received one that takes a seed too, and a source "
+                "gives the same rows again and again. Use lots.map(f), where each step has its seeds."
+            )
+        self._source, self._function = source, function
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def rows(self, indices: np.ndarray) -> tuple:
+        seeds = np.zeros((len(indices), 2), np.int32)
+        return self._function(self._source.examples(indices), seeds, indices)

@@ -1,0 +1,99 @@
+"""Examples of people: lots that draw people, with some of the examples of each.
+
+Formal guarantee: a person is drawn as one unit, whatever the number of their examples, and at most
+`max_examples` of them enter a lot. They are averaged and clipped as one, so all examples of a person
+together move a sum as one example would.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from tfdp._validate import whole
+from tfdp.data.permutation import siphash
+
+# How a person's examples are kept: their rows in the order of people.
+_ROW = np.int64
+
+
+class People:
+    """Whose each example is.
+
+    Args:
+        privacy_ids: one value for each example, equal for the examples of one person: integers or texts
+            of shape [N].
+        max_examples: k, the largest number of a person's examples in one lot.
+
+    Attributes:
+        count: number of people.
+        max_examples: as given.
+        num_rows: number of examples.
+
+    Raises:
+        ValueError: the ids have another shape, or there are none.
+    """
+
+    def __init__(self, privacy_ids: Any, max_examples: int):
+        ids = np.asarray(privacy_ids)
+        if ids.ndim != 1 or not len(ids) or ids.dtype.kind in "fc":
+            raise ValueError(
+                "Invalid value received for argument `privacy_ids`. Expected one integer or text for "
+                f"each example. Received an array of shape {ids.shape} and dtype {ids.dtype}."
+            )
+        self.max_examples = whole("examples_per_person", max_examples, 1)
+        self.num_rows = len(ids)
+        self._rows = np.argsort(ids, kind="stable").astype(_ROW, copy=False)
+        ordered = ids[self._rows]
+        new = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
+        self._starts = np.concatenate([[0], new, [len(ids)]])
+        self.count = len(self._starts) - 1
+
+    def examples(self, people: np.ndarray, secret: bytes) -> tuple[np.ndarray, np.ndarray]:
+        """Chooses at most k examples of each person, each set of k as likely as any other.
+
+        Args:
+            people: numbers of people, int64 of shape [n].
+            secret: 16 bytes, of the step; the choice depends on it and on the person's rows only.
+
+        Returns:
+            The rows, int64 of shape [n, k], -1 where a person has fewer; and the number of each
+            person's rows among them, of shape [n].
+        """
+        k = self.max_examples
+        counts = self._starts[people + 1] - self._starts[people]
+        owners = np.repeat(np.arange(len(people)), counts)
+        firsts = np.cumsum(counts) - counts
+        rows = self._rows[np.arange(len(owners)) + (self._starts[people] - firsts)[owners]]
+        # The k smallest of a person's pseudorandom numbers.
+        by_score = np.lexsort((siphash(secret, rows.astype(np.uint64), owners), owners))
+        ranks = np.arange(len(owners)) - firsts[owners]
+        kept = ranks < k
+        found = np.full((len(people), k), -1, np.int64)
+        found[owners[kept], ranks[kept]] = rows[by_score][kept]
+        return found, np.minimum(counts, k)
+
+
+def split_people(privacy_ids: Any, fraction: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Splits the rows of a data set so that all examples of a person are on one side.
+
+    Args:
+        privacy_ids: as for `make_lots`.
+        fraction: share of the people that are held out, in (0, 1).
+        seed: decides who they are.
+
+    Returns:
+        The rows of the others, and of the people that are held out, int64 in increasing order.
+
+    Example:
+        >>> import tfdp
+        >>> train, held_out = tfdp.data.split_people(["a", "b", "a", "c", "b", "d"], 0.25)
+        >>> len(train) + len(held_out), len(held_out) <= 2
+        (6, True)
+    """
+    found, numbers = np.unique(np.asarray(privacy_ids), return_inverse=True)
+    if not 0.0 < fraction < 1.0:
+        raise ValueError(f"Expected a fraction between 0 and 1. Received: {fraction}")
+    outside = np.zeros(len(found), bool)
+    chosen = np.random.default_rng(seed).permutation(len(found))
+    outside[chosen[: max(1, round(fraction * len(found)))]] = True
+    return np.flatnonzero(~outside[numbers]), np.flatnonzero(outside[numbers])

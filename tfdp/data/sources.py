@@ -1,0 +1,366 @@
+"""Sources: whatever gives rows by their index, from arrays in memory to files on disk.
+
+A source has a length and gives the rows at sorted, distinct indices. Everything else (how lots are
+drawn, what is done to a row, how a lot is filled up) is the same for all sources.
+
+`as_source` makes one of
+
+* arrays, and nested structures of them: NumPy's (a `np.memmap` stays on disk), and everything that has
+  a `shape` and slices, such as datasets of HDF5 and arrays of Zarr;
+* anything with `__len__` and `__getitem__` (or `__getitems__`) that gives one example for an index:
+  `tfds.data_source`, ArrayRecord, Grain's sources and `MapDataset`, datasets of Hugging Face and the
+  map-style datasets of PyTorch.
+"""
+
+import abc
+import functools
+import hashlib
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdp._compat.keras import floatx
+from tfdp.data.arrays import all_arrays, as_arrays, as_weights, common_length, each_array
+
+# A row that names a source that is not held in memory: its first value and the number of these rows.
+_FINGERPRINT_ROWS = 1000
+
+
+class Source(abc.ABC):
+    """Rows (x, y, sample_weight) by index. None stands for targets or weights that are absent.
+
+    Example:
+        >>> import numpy as np, tfdp
+        >>> source = tfdp.data.as_source((np.arange(10.0), np.arange(10)))
+        >>> train, held_out = source[:8], source[8:]
+        >>> len(train), len(held_out), held_out.rows(np.array([0]))[1]
+        (8, 2, array([8]))
+    """
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """Number of rows."""
+
+    @abc.abstractmethod
+    def rows(self, indices: np.ndarray) -> tuple:
+        """Returns the rows at sorted, distinct indices: (x, y, sample_weight), structures of arrays.
+
+        Args:
+            indices: int64 of shape [n], from 0 to the length - 1.
+        """
+
+    def take(self, indices: np.ndarray) -> tuple:
+        """Returns the rows at any indices, in their order; `indices` has at least one."""
+        found, places = np.unique(indices, return_inverse=True)
+        rows = self.rows(found)
+        return each_array(lambda column: np.take(column, places, axis=0), rows)
+
+    def examples(self, indices: np.ndarray) -> list[tuple]:
+        """Returns single examples (x, y, sample_weight) at sorted, distinct indices.
+
+        Their shapes may differ, where a function makes them equal afterwards.
+        """
+        return rows_of_columns(self.rows(indices))
+
+    def in_memory(self) -> tuple | None:
+        """All rows, where they are arrays in memory; else None."""
+        return None
+
+    def __getitem__(self, part: slice) -> "Source":
+        """A part of the source, such as `source[:50_000]`; the rows stay where they are."""
+        if not isinstance(part, slice):
+            raise TypeError(
+                f"A source has parts, source[a:b], and rows, source.rows(indices). Received: {part!r}"
+            )
+        return Part(self, range(*part.indices(len(self))))
+
+    def map(self, function: Callable, *, python: bool = False) -> "Source":
+        """The source with a function applied to every row that is read; see `Lots.map`."""
+        from tfdp.data.mapping import Mapped, RowFunction
+
+        return Mapped(self, RowFunction(function, python=python))
+
+    @functools.cached_property
+    def spec(self) -> tuple:
+        """The structure of a row: `tf.TensorSpec`s without the axis of rows, as lots have them."""
+        first = self.rows(np.zeros(1, np.int64))
+        return each_array(
+            lambda column: tf.TensorSpec(column.shape[1:], dtype_in_lots(column)), first
+        )
+
+    def fingerprint(self) -> str:
+        """Returns a digest of length, types and rows, as secret as the rows.
+
+        Of a source that is not in memory, up to 1,000 rows at fixed places are read.
+        """
+        rows, count = self.in_memory(), len(self)
+        if rows is None:
+            some = np.unique(np.linspace(0, count - 1, _FINGERPRINT_ROWS).astype(np.int64))
+            rows = self.rows(some)
+        digest = hashlib.sha256(f"{count} ".encode())
+        for column in all_arrays(rows):
+            digest.update(f"{dtype_in_lots(column).name} {column.shape[1:]} ".encode())
+            for start in range(0, len(column), 4096):
+                block = column[start : start + 4096]
+                if dtype_in_lots(column) == tf.string:  # NumPy has places in memory for texts
+                    digest.update(tf.io.serialize_tensor(block).numpy())
+                else:
+                    digest.update(np.ascontiguousarray(block).data)
+        return digest.hexdigest()
+
+
+class Columns(Source):
+    """Rows of arrays with a common first axis, which are never copied.
+
+    Args:
+        x, y, sample_weight: structures of arrays, or of anything that has a `shape` and slices.
+    """
+
+    def __init__(self, x: Any, y: Any = None, sample_weight: Any = None):
+        x, y = as_arrays(x, "x"), as_arrays(y, "y")
+        self._length = common_length(x, y)
+        if sample_weight is not None:
+            sample_weight = as_weights(sample_weight, self._length)
+        self._columns = (x, y, sample_weight)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def rows(self, indices: np.ndarray) -> tuple:
+        return each_array(lambda column: _rows_of(column, indices), self._columns)
+
+    def take(self, indices: np.ndarray) -> tuple:
+        return self.rows(indices) if self.in_memory() is not None else super().take(indices)
+
+    def in_memory(self) -> tuple | None:
+        held = all(isinstance(column, np.ndarray) for column in all_arrays(self._columns))
+        return self._columns if held else None
+
+
+class Records(Source):
+    """Rows of an object that gives one example for an index.
+
+    Args:
+        records: has `__len__`, and `__getitem__` or `__getitems__`.
+        keys: names of the entries of an example that is a dictionary: x, (x, y) or (x, y,
+            sample_weight), where x and y may be structures of names.
+    """
+
+    def __init__(self, records: Any, keys: Any = None):
+        self._records, self._keys = records, keys
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def rows(self, indices: np.ndarray) -> tuple:
+        return stacked(self.examples(indices), indices)
+
+    def examples(self, indices: np.ndarray) -> list[tuple]:
+        return [self._example(record) for record in self._read(indices.tolist())]
+
+    def _read(self, indices: list[int]) -> Iterable:
+        if hasattr(self._records, "__getitems__"):
+            return self._records.__getitems__(indices)
+        return in_threads(lambda index: named_row(index, self._records.__getitem__, index), indices)
+
+    def _example(self, record) -> tuple:
+        if self._keys is not None:
+            names = self._keys if isinstance(self._keys, tuple) else (self._keys,)
+            record = tf.nest.map_structure(lambda name: record[name], names)
+        if not isinstance(record, tuple | list):
+            record = (record,)
+        if not 1 <= len(record) <= 3:
+            raise ValueError(
+                "Expected examples x, (x, y) or (x, y, sample_weight). Received a sequence of length "
+                f"{len(record)}."
+            )
+        return (*record, None, None)[:3]
+
+
+class Part(Source):
+    """Some rows of another source.
+
+    Args:
+        source: the source.
+        places: where they are in it.
+    """
+
+    def __init__(self, source: Source, places: range):
+        self._source, self._places = source, places
+        if not len(places):
+            raise ValueError(f"Expected a part with rows. Received none of {len(source)}.")
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def rows(self, indices: np.ndarray) -> tuple:
+        found = self._places.start + self._places.step * indices
+        return self._source.rows(found) if self._places.step > 0 else self._source.take(found)
+
+    def take(self, indices: np.ndarray) -> tuple:
+        return self._source.take(self._places.start + self._places.step * indices)
+
+    def in_memory(self) -> tuple | None:
+        places, held = self._places, self._source.in_memory()
+        if held is None:
+            return None
+        stop = places.stop if places.stop >= 0 else None
+        part = slice(places.start, stop, places.step)
+        return each_array(lambda column: column[part], held)
+
+
+class Weighted(Source):
+    """A source with sample weights that follow from the targets of each row.
+
+    Args:
+        source: a source without weights.
+        weights_of: gives the weights of targets [rows, ...].
+    """
+
+    def __init__(self, source: Source, weights_of: Callable[[Any], np.ndarray]):
+        self._source, self._weights_of = source, weights_of
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def rows(self, indices: np.ndarray) -> tuple:
+        return self._weighted(self._source.rows(indices))
+
+    def take(self, indices: np.ndarray) -> tuple:
+        return self._weighted(self._source.take(indices))
+
+    def in_memory(self) -> tuple | None:
+        held = self._source.in_memory()
+        return None if held is None else self._weighted(held)
+
+    def _weighted(self, rows):
+        x, y, weight = rows
+        if weight is not None:
+            raise ValueError("Expected class_weight or sample_weight. Received both.")
+        return x, y, np.asarray(self._weights_of(y), np.float32)
+
+
+def is_source(x: Any) -> bool:
+    """Whether data are a source, or an object that gives single examples by their index."""
+    if isinstance(x, Source):
+        return True
+    arrays = isinstance(x, dict | list | tuple | str | bytes) or hasattr(x, "__array__")
+    batches = isinstance(x, tf.data.Dataset | keras.utils.PyDataset)
+    if arrays or batches or hasattr(x, "shape"):
+        return False
+    return hasattr(x, "__len__") and (hasattr(x, "__getitem__") or hasattr(x, "__getitems__"))
+
+
+def as_source(x: Any, y: Any = None, sample_weight: Any = None, *, keys: Any = None) -> Source:
+    """Returns data as a source of rows.
+
+    Args:
+        x: a source; an object that gives an example for an index; or arrays, also (x, y) or (x, y,
+            sample_weight) of arrays where `y` is None.
+        y, sample_weight: arrays, or None.
+        keys: for examples that are dictionaries: the names of x, (x, y) or (x, y, sample_weight).
+
+    Raises:
+        ValueError: the arguments do not fit each other.
+
+    Example:
+        >>> import tfdp
+        >>> class Squares:
+        ...     def __len__(self):
+        ...         return 100
+        ...     def __getitem__(self, index):
+        ...         return {"number": float(index), "square": float(index**2)}
+        >>> source = tfdp.data.as_source(Squares(), keys=("number", "square"))
+        >>> lots = tfdp.data.make_lots("poisson", source, lot_size=10)
+        >>> lots.num_examples, lots.steps_per_epoch
+        (100, 10)
+    """
+    if is_source(x):
+        given = [n for n, v in (("y", y), ("sample_weight", sample_weight)) if v is not None]
+        if given or (keys is not None and isinstance(x, Source)):
+            raise ValueError(
+                f"{[*given, 'keys'][0]!r} goes with arrays or records. This source, a "
+                f"{type(x).__name__}, gives whole rows (x, y, sample_weight)."
+            )
+        return x if isinstance(x, Source) else Records(x, keys)
+    if y is None and isinstance(x, tuple) and len(x) in (2, 3):
+        return Columns(*x)
+    return Columns(x, y, sample_weight)
+
+
+def stacked(examples: Sequence[tuple], indices: np.ndarray) -> tuple:
+    """Stacks structures of values; ValueError with a row's index if the shapes of rows differ.
+
+    Args:
+        examples: at least one.
+        indices: their rows in the source, for messages.
+    """
+    columns: list = []
+    for values in zip(*map(tf.nest.flatten, examples), strict=True):
+        if values[0] is None:
+            columns.append(None)
+            continue
+        arrays = [np.asarray(value) for value in values]
+        for index, array in zip(indices, arrays, strict=True):
+            if array.shape != arrays[0].shape:
+                raise ValueError(
+                    f"Row {index} of the source has shape {array.shape}, and row {indices[0]} has "
+                    f"shape {arrays[0].shape}. Give all rows one shape, in the source or by map(f)."
+                )
+        columns.append(in_lots(np.stack(arrays)))
+    return tf.nest.pack_sequence_as(examples[0], columns)
+
+
+def rows_of_columns(columns: tuple) -> list[tuple]:
+    """The single rows of a structure of arrays."""
+    number = len(all_arrays(columns)[0])
+    return [each_array(operator.itemgetter(i), columns) for i in range(number)]
+
+
+def in_threads(function: Callable, values: Sequence) -> list:
+    """Applies a function to values in several threads, and returns the results in order."""
+    if len(values) < 2:
+        return [function(value) for value in values]
+    return [*_pool().map(function, values)]
+
+
+@functools.cache
+def _pool():
+    from concurrent.futures import ThreadPoolExecutor
+
+    return ThreadPoolExecutor(thread_name_prefix="tfdp_rows")
+
+
+def named_row(index, function, *arguments):
+    """Calls a function of a row; an error names the row."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        error.add_note(f"(row {index} of the source)")
+        raise
+
+
+def _rows_of(column, indices):
+    rows = np.take(column, indices, axis=0) if isinstance(column, np.ndarray) else column[indices]
+    return in_lots(np.asarray(rows))
+
+
+def in_lots(rows: np.ndarray) -> np.ndarray:
+    """Rows with the dtype that they have in lots."""
+    dtype = dtype_in_lots(rows)
+    if dtype == tf.string:
+        texts = [v.encode() if isinstance(v, str) else v for v in rows.ravel().tolist()]
+        return np.array(texts, object).reshape(rows.shape)
+    return rows.astype(dtype.as_numpy_dtype, copy=False)
+
+
+def dtype_in_lots(column: Any) -> tf.DType:
+    """The dtype of a column in lots: floats of any precision become `floatx()`, as in Keras."""
+    if column.dtype.kind in "OSU":
+        return tf.string
+    dtype = tf.as_dtype(column.dtype)
+    return tf.as_dtype(floatx()) if dtype.is_floating else dtype

@@ -1,0 +1,111 @@
+"""Secret random words: a pure function of (secret, purpose, stream, position).
+
+Formal guarantees:
+
+* The secret has 128 bits, from the operating system's entropy unless a seed is given, and never from
+  the global seeds of NumPy, TensorFlow or Keras, which are meant to be known.
+* Words of different purposes, streams or positions never overlap: each has its own 2**64 blocks of
+  Philox4x64-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
+* The words are the same in every version of NumPy, whose bit generators have a fixed stream.
+"""
+
+import collections
+import itertools
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import numpy as np
+
+# What the words of one place are for.
+LOT, ORDER, SIZES, VIEWS, PEOPLE, SECRET = range(6)
+
+
+class Bits:
+    """The words of one place, in order.
+
+    Args:
+        generator: a bit generator of NumPy.
+    """
+
+    def __init__(self, generator: np.random.BitGenerator):
+        self._generator = generator
+
+    def words(self, count: int) -> np.ndarray:
+        """Returns the next words, uint64 of shape [count]."""
+        return self._generator.random_raw(count)
+
+    def below(self, limit: int, count: int) -> np.ndarray:
+        """Returns independent uniform integers from 0 to limit - 1, uint64 of shape [count].
+
+        As many low bits as `limit` needs are compared with it, and words that are too large are
+        dropped, so every integer is exactly as likely as any other.
+        """
+        mask = np.uint64((1 << (limit - 1).bit_length()) - 1)
+        found = np.empty(count, np.uint64)
+        done = 0
+        while done < count:
+            # At least half of the words are kept.
+            words = self.words(min(2 * (count - done), _BLOCK)) & mask
+            kept = words[words < limit][: count - done]
+            found[done : done + len(kept)] = kept
+            done += len(kept)
+        return found
+
+
+# Number of words that are made at once, so that temporary arrays stay small.
+_BLOCK = 1 << 18
+
+
+class Words:
+    """Random words of one secret, in numbered streams.
+
+    Args:
+        secret: 16 bytes.
+        streams: whether each iterator over lots has a stream of its own; else there is stream 0 only,
+            for one sequence that another process continues.
+    """
+
+    def __init__(self, secret: bytes, streams: bool = True):
+        self._key = np.frombuffer(secret, "<u8").astype(np.uint64)
+        self._streams = itertools.count(1) if streams else itertools.repeat(0)
+        self._made: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of_seed(cls, seed: int | None) -> "Words":
+        """The words of a non-negative integer; None takes the operating system's entropy."""
+        state = np.random.SeedSequence(seed).generate_state(2, np.uint64)
+        return cls(state.astype("<u8").tobytes())
+
+    def new_stream(self) -> int:
+        """Returns the number of the next stream."""
+        return next(self._streams)
+
+    def new_secret(self) -> bytes:
+        """Returns 16 bytes for other `Words`, from a stream of their own."""
+        return self.secret(self.new_stream())
+
+    def secret(self, stream: int, position: int = 0, purpose: int = SECRET) -> bytes:
+        """Returns 16 secret bytes of a place."""
+        return self.bits(stream, position, purpose).words(2).astype("<u8").tobytes()
+
+    def bits(self, stream: int, position: int, purpose: int = LOT) -> Bits:
+        """Returns the words of a place.
+
+        Args:
+            stream: number of the stream.
+            position: place in the stream (a step, an epoch), below 2**64.
+            purpose: what the words are for, below 2**64.
+        """
+        counter = np.array([0, position, stream, purpose], np.uint64)
+        return Bits(np.random.Philox(key=self._key, counter=counter))
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Returns what `make` gives for a key, and keeps the last two results."""
+        with self._lock:
+            if key not in self._made:
+                self._made[key] = make()
+                if len(self._made) > 2:
+                    self._made.popitem(last=False)
+            return self._made[key]
