@@ -67,7 +67,7 @@ def _numbers(recording, x):
     """The numbers of the examples in each lot; len(x) for a row that is none of them."""
     known = {row.tobytes(): number for number, row in enumerate(x)}
     return [
-        [known.get(row.tobytes(), len(x)) for row in step.x if row.any()]
+        [known.get(row.tobytes(), len(x)) for row, w in zip(step.x, step.weight, strict=True) if w]
         for step in recording.steps
     ]
 
