@@ -112,7 +112,7 @@ def test_chunks_are_told_apart_and_their_sums_add_up():
     def fake(forward, bound, x, y, weight, chunk, microbatch_size):
         seen.append(x.shape)
         return BoundedSum(
-            sums=[tf.reduce_sum(x) + 1000.0 * tf.cast(chunk, tf.float32)],
+            sums=[tf.reduce_sum(x * weight[:, tf.newaxis]) + 1000.0 * tf.cast(chunk, tf.float32)],
             norms=weight,
             present=weight > 0,
             clipped=weight,

@@ -107,7 +107,7 @@ def bounded_sum(
     ):
         if microbatch_size > 1:
             rows = -(-total // microbatch_size) * microbatch_size
-            x, y, sample_weight = pad_rows((x, y, sample_weight), rows)
+            x, y, sample_weight = pad_rows(x, y, sample_weight, rows)
         with expecting_rows(expected_rows):
             whole = of_chunk(x, y, sample_weight, tf.constant(0))
         whole = _with_room_for_rounding(whole, static_rows, expected_rows)
@@ -120,7 +120,7 @@ def bounded_sum(
             "smaller lots instead, or statistics='example'."
         )
     chunks, size = balanced_chunks(total, physical_batch_size, microbatch_size)
-    x, y, sample_weight = pad_rows((x, y, sample_weight), chunks * size)
+    x, y, sample_weight = pad_rows(x, y, sample_weight, chunks * size)
     split = split_rows((x, y, sample_weight), chunks, size)
 
     def run(chunk):

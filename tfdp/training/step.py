@@ -48,7 +48,7 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
     x, y, sample_weight = _unpacked(data)
     sample_weight = session.admitted(sample_weight)
     if session.fixes_rows:
-        x, y, sample_weight = with_rows((x, y, sample_weight), run.sampling.lot_size)
+        x, y, sample_weight = with_rows(x, y, sample_weight, run.sampling.lot_size)
     forward = Forward(model)
     if not run.insecure_seed:  # operations of tf.random: as for the seeds of layers
         tf.compat.v1.set_random_seed(int.from_bytes(os.urandom(4)))

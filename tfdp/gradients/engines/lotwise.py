@@ -19,7 +19,7 @@ from tfdp._compat.pfor_map import batch_of_one
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.contract import BoundedSum, Outputs
 from tfdp.gradients.engines.clip_and_sum import clip_and_sum
-from tfdp.gradients.factors import Instantiated, zero_rows
+from tfdp.gradients.factors import Instantiated
 from tfdp.gradients.forward import Forward, losses_of_outputs
 from tfdp.gradients.vectorizing import vectorized_map
 from tfdp.layers.lot_statistics import running_lot
@@ -36,9 +36,7 @@ def bounded_sum(
 ) -> BoundedSum:
     """Computes the bounded sum of a chunk, which has to be a whole lot; see `contract.Engine`."""
     present = tf.not_equal(sample_weight, 0.0)
-    # A NaN in an absent row would reach all gradients, since 0 * NaN is NaN: a zero gradient at the
-    # row's output does not stop it.
-    x = zero_rows(x, present)
+    x, y = _copied_into_absent_rows((x, y), present)
     values = [tf.convert_to_tensor(v) for v in forward.variables]
     with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
         tape.watch(values)
@@ -73,6 +71,17 @@ def bounded_sum(
     )
     moved = _relative_sensitivity(bound, sample_weight, microbatch_size)
     return dataclasses.replace(lot, relative_sensitivity=moved)
+
+
+def _copied_into_absent_rows(tree, present):
+    """Replaces absent rows by copies of the first row that is present.
+
+    A NaN in an absent row would reach all gradients, since 0 * NaN is NaN: a zero gradient at the row's
+    output does not stop it.
+    """
+    first = tf.argmax(present, output_type=tf.int32)
+    places = tf.where(present, tf.range(tf.size(present)), first)
+    return tf.nest.map_structure(lambda leaf: tf.gather(leaf, places), tree)
 
 
 def _relative_sensitivity(bound, sample_weight, microbatch_size):
