@@ -103,7 +103,7 @@ def balanced_chunks(rows, limit, multiple):
     return chunks, largest(-(-rows // (chunks * multiple)), 1) * multiple
 
 
-def suitable_rows(forward, rows, expected, microbatch_size):
+def suitable_rows(forward, rows, expected, multiple):
     """Returns the largest number of rows for a chunk on a CPU, or None where the lot stays whole.
 
     Only lots for models with convolutions or recurrent layers are cut.
@@ -112,7 +112,7 @@ def suitable_rows(forward, rows, expected, microbatch_size):
         forward: the model's forward pass.
         rows: number of rows of the lot; None where it is not static.
         expected: about how many rows are expected where `rows` is None; None where that is unknown.
-        microbatch_size: the result is a multiple of it.
+        multiple: the result is a multiple of this number.
     """
     usual = rows or expected
     if rows is None and expected is not None:
@@ -128,7 +128,7 @@ def suitable_rows(forward, rows, expected, microbatch_size):
     if chunks < 2:
         return None
     # As many rows as let larger lots have no more chunks than the usual one.
-    return math.ceil(math.ceil(rows / chunks) / microbatch_size) * microbatch_size
+    return math.ceil(math.ceil(rows / chunks) / multiple) * multiple
 
 
 def works_in_sequence(forward: Forward, rows: int | None) -> bool:

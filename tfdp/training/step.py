@@ -41,14 +41,14 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
         RuntimeError: the step does not belong to the session, or an engine declares a larger
             sensitivity than the accounting assumes.
     """
-    optimizer, run = model.optimizer, session.run
+    optimizer, run, contribution = model.optimizer, session.run, session.run.contribution
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if replicas > 1:
-        optimizer.check_replicas()
+        optimizer.check_replicas(contribution)
     x, y, sample_weight = _unpacked(data)
     sample_weight = session.admitted(sample_weight)
     if session.fixes_rows:
-        x, y, sample_weight = with_rows(x, y, sample_weight, run.sampling.lot_size)
+        x, y, sample_weight = with_rows(x, y, sample_weight, session.lot_rows)
     forward = Forward(model)
     if not run.insecure_seed:  # operations of tf.random: as for the seeds of layers
         tf.compat.v1.set_random_seed(int.from_bytes(os.urandom(4)))
@@ -63,13 +63,14 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
     lot = bounded_sum(
         choose_engine(engine, model),
         forward,
-        optimizer.bound(forward.variables, run.contribution.l2_norm_clip),
+        optimizer.bound(forward.variables, contribution.l2_norm_clip),
         x,
         y,
         sample_weight,
         physical_batch_size=session.physical_batch_size,
-        microbatch_size=run.contribution.microbatch_size,
-        expected_rows=run.sampling.lot_size,
+        microbatch_size=contribution.microbatch_size,
+        views=contribution.views,
+        expected_rows=session.lot_rows,
         observe=functools.partial(update_metrics, *watched) if in_chunks else None,
     )
     session.check_sensitivity(lot.relative_sensitivity)
