@@ -18,7 +18,6 @@ import tensorflow as tf
 
 from tfdp._compat.keras import unpickled
 from tfdp._validate import positive, refuse, schedule, whole
-from tfdp.accounting.contribution import Contribution
 from tfdp.accounting.mechanisms import DPSGD, Mechanism
 from tfdp.gradients.bounds import L2Clip, make_bound
 from tfdp.gradients.contract import BoundedSum
@@ -190,24 +189,6 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
                 f"{cls.__name__} overrides {own}, but is accounted as '{self.mechanism.name}', "
                 "which may not describe it. Give it a mechanism of its own "
                 "(tfdp.accounting.register_mechanism), or remove these methods."
-            )
-
-    def check_replicas(self, contribution: Contribution) -> None:
-        """Raises NotImplementedError if this optimizer cannot train on several replicas.
-
-        Args:
-            contribution: that of the run.
-        """
-        if self.mechanism is not DPSGD or self.adaptive_clipping is not None:
-            raise NotImplementedError(
-                f"{type(self).__name__} cannot train on several replicas; only DP-SGD with a constant "
-                "clip norm can. Use a strategy with one replica."
-            )
-        if contribution.averaged_rows > 1:
-            raise NotImplementedError(
-                "Microbatches of several examples, and several views of an example, cannot be used on "
-                "several replicas, since a lot is divided among them at any row. Use a strategy with "
-                "one replica."
             )
 
     @property

@@ -12,6 +12,7 @@ import os
 import keras
 import tensorflow as tf
 
+from tfdp.accounting.mechanisms import DPSGD
 from tfdp.gradients.chunks import with_rows
 from tfdp.gradients.first_pass import examine
 from tfdp.gradients.forward import Forward
@@ -44,7 +45,7 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
     optimizer, run, contribution = model.optimizer, session.run, session.run.contribution
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if replicas > 1:
-        optimizer.check_replicas(contribution)
+        _check_replicas(run)
     x, y, sample_weight = _unpacked(data)
     sample_weight = session.admitted(sample_weight)
     if session.fixes_rows:
@@ -107,6 +108,19 @@ def prepare_step(model, data) -> None:
     """
     x, y, _ = _unpacked(data)
     build_metrics(model, y, examine(Forward(model), x, y).outputs)
+
+
+def _check_replicas(run):
+    """Raises NotImplementedError for a run that several replicas cannot take the steps of.
+
+    Replicas get parts of a lot that begin at any row, which may be within a microbatch or an example.
+    """
+    simple = run.contribution.averaged_rows == 1 and not run.contribution.adaptive_clipping
+    if not (simple and type(run.mechanism) is DPSGD):
+        raise NotImplementedError(
+            "This training cannot run on several replicas; only DP-SGD with a constant clip norm, and "
+            "without microbatches or views, can. Use a strategy with one replica."
+        )
 
 
 def _unpacked(data):
