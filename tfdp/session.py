@@ -77,6 +77,11 @@ class Session:
         return self.run.sampling.lot_size // self.run.contribution.microbatch_size
 
     @property
+    def lot_rows(self) -> int:
+        """Number of rows of a nominal lot: all views of its examples."""
+        return self.run.sampling.lot_size * self.run.contribution.views
+
+    @property
     def place(self) -> tf.Tensor:
         """Number of the present step in the run, from 0: an int64 scalar tensor."""
         return self._begun - 1
@@ -155,6 +160,7 @@ class Session:
         largest = self.run.sampling.largest_lot
         if largest is None:
             return sample_weight
+        largest *= self.run.contribution.views
         inside = tf.range(tf.shape(sample_weight)[0]) < largest
         return tf.where(inside, sample_weight, tf.zeros_like(sample_weight))
 

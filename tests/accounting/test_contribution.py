@@ -63,6 +63,11 @@ def test_batch_statistics_of_a_user(mechanism, sampling, adjacency):
             assert found == pytest.approx(truth)
 
 
+def test_views_of_an_example_change_no_number():
+    run = run_of("dpsgd", "cyclic", 1)
+    assert proven(vary(run, views=16), DELTA).mu == proven(run, DELTA).mu
+
+
 # Other factors, which each of the two below has to go together with.
 FORMS = {
     "alone": {},

@@ -35,6 +35,7 @@ GOOD = {
         ("noise_multiplier", math.nan),
         ("l2_norm_clip", 0.0),
         ("microbatch_size", 0),
+        ("views", 0),
         ("learning_rates", (0.1,) * 19),
         ("learning_rates", -0.1),
         ("momentum", -0.5),
@@ -108,6 +109,7 @@ def test_round_trip_through_json_is_exact_and_short():
         **(GOOD | {"mechanism": "si_dpsgd", "steps": 5000}),
         learning_rates=rates,
         momentum=(0.5,) * 4999 + (0.9,),
+        views=16,
     )
     text = json.dumps(run.to_dict())
     assert len(text) < 1200

@@ -52,6 +52,7 @@ ASSUMED = [
     ({"sampling": "with_replacement"}, "lots with replacement", "Poisson lots"),
     ({"sampling": "fixed_size"}, "lots of fixed size", "Poisson lots"),
     ({"microbatch_size": 2}, "clipping of microbatches", "clipping"),
+    ({"views": 2}, "views", ()),
     ({"clip_groups": 2}, "clipping in groups", ()),
     ({"public_examples": 8}, "public examples", ()),
     ({"adaptive_clipping": True}, "adaptive clipping", ()),
@@ -83,6 +84,7 @@ DONE = [
     ({"adaptive_clipping": True}, "adaptive clipping", ()),
     ({"clip_groups": 2}, "groups of weights", ()),
     ({"microbatch_size": 2}, "microbatches", ()),
+    ({"views": 2}, "views", ()),
     ({"batch_statistics": True}, "lot statistics", ()),
 ]
 

@@ -29,16 +29,16 @@ def model():
     return made
 
 
-@pytest.mark.parametrize("microbatch_size", [1, 3])
+@pytest.mark.parametrize(("microbatch_size", "views"), [(1, 1), (3, 1), (1, 3), (2, 3)])
 @pytest.mark.parametrize("engine", ["vectorized", "ghost"])
-def test_the_sum_moves_by_at_most_the_sensitivity(engine, microbatch_size):
-    """One example is removed, or replaced, by an extreme one."""
+def test_the_sum_moves_by_at_most_the_sensitivity(engine, microbatch_size, views):
+    """One example, with all its views, is removed, or replaced by an extreme one."""
     made, declared = model(), set()
     forward, run = Forward(made), choose_engine(engine, made)
 
     @tf.function(autograph=False)
     def step(x, y, weight):
-        options = {"microbatch_size": microbatch_size}
+        options = {"microbatch_size": microbatch_size, "views": views}
         lot = bounded_sum(run, forward, GlobalL2Clip(CLIP), x, y, weight, **options)
         declared.add(lot.l2_norm_clip * lot.relative_sensitivity)
         return tf.concat([tf.reshape(part, [-1]) for part in lot.sums], 0)
@@ -50,12 +50,13 @@ def test_the_sum_moves_by_at_most_the_sensitivity(engine, microbatch_size):
 
     x, y, weight = normal(6, 4), np.array([0, 1, 2, 0, 1, 2]), np.ones(6, "float32")
     base, null, removed, replaced = total(x, y, weight), weight.copy(), 0.0, 0.0
-    null[2] = 0.0
+    rows = slice(3 - views, 3)
+    null[rows] = 0.0
     for extreme in (0.0, 1e4, 1e18, 3e38, np.inf, np.nan):
         for columns in (slice(None), slice(0, 1)):
             for label in range(3):
                 other, other_y = x.copy(), y.copy()
-                other[2, columns], other_y[2] = extreme, label
+                other[rows, columns], other_y[rows] = extreme, label
                 moved, gone = total(other, other_y, weight), total(other, other_y, null)
                 removed = max(removed, np.linalg.norm(moved - gone))
                 replaced = max(replaced, np.linalg.norm(moved - base))
@@ -109,10 +110,10 @@ def test_rows_draw_numbers_of_their_own_after_an_engine_has_given_up():
 def test_chunks_are_told_apart_and_their_sums_add_up():
     seen = []
 
-    def fake(forward, bound, x, y, weight, chunk, microbatch_size):
+    def fake(forward, bound, x, y, weight, chunk, microbatch_size, views):
         seen.append(x.shape)
         return BoundedSum(
-            sums=[tf.reduce_sum(x) + 1000.0 * tf.cast(chunk, tf.float32)],
+            sums=[tf.reduce_sum(x * weight[:, tf.newaxis]) + 1000.0 * tf.cast(chunk, tf.float32)],
             norms=weight,
             present=weight > 0,
             clipped=weight,

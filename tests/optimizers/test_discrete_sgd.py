@@ -74,7 +74,8 @@ def test_engines_sum_what_the_encoder_makes_of_each_example(engine, chunk):
     assert np.max(difference) < np.max(ranks) and np.mean(difference) < np.mean(ranks)
 
 
-def test_absent_rows_count_nothing_and_groups_are_encoded_by_their_mean():
+@pytest.mark.parametrize("several", ["microbatch_size", "views"])
+def test_absent_rows_count_nothing_and_groups_are_encoded_by_their_mean(several):
     model, (x, y) = plain(), data(6)
     bound = encoded_bound(model, clip=0.05)
     there = np.array([1, 0, 1, 1, 0, 0]) > 0
@@ -82,7 +83,7 @@ def test_absent_rows_count_nothing_and_groups_are_encoded_by_their_mean():
     alone = total(x[there], y[there])
     assert_close(total(x, y, np.float32(there)), alone, terms_of(model, 6))
     bound = encoded_bound(model, clip=2.0)  # which cuts little off the mean
-    together = summer(model, bound, "ghost", microbatch_size=6)(x, y)
+    together = summer(model, bound, "ghost", **{several: 6})(x, y)
     mean = np.mean([flat(g) for g in gradients_of_rows(model, x, y)], axis=0)
     assert_close(together, bound.encoder.encode(mean[None])[0], terms_of(model, 6))
 

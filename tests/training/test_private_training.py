@@ -63,10 +63,11 @@ def test_float16_is_refused():
         keras.config.set_dtype_policy("float32")
 
 
-def test_several_replicas_are_refused_for_other_mechanisms(monkeypatch):
+@pytest.mark.parametrize("made", [si_dpsgd, lambda: sgd(num_microbatches=2)])
+def test_several_replicas_are_refused_for_other_mechanisms_and_microbatches(made, monkeypatch):
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
     with strategy.scope():
-        model = small(si_dpsgd())
+        model = small(made())
     monkeypatch.setattr(type(strategy), "num_replicas_in_sync", 2)
     with pytest.raises(NotImplementedError, match="replica"):
         train(model)

@@ -15,7 +15,7 @@ from tests.training.small import small, train
 from tfdp.accounting.sampling import Unknown
 from tfdp.data import make_lots
 from tfdp.gradients import bounds
-from tfdp.layers import PublicBatchNormalization, PublicExamples
+from tfdp.layers import PrivateBatchNormalization, PublicBatchNormalization, PublicExamples
 from tfdp.optimizers import MECHANISMS
 from tfdp.session import Session, assumed_sensitivity
 from tfdp.training import private_training
@@ -24,16 +24,20 @@ DELTA = 1e-5
 GRAPH = {"run_eagerly": False}
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_what_is_accounted_cannot_be_assigned(mechanism):
-    settings = {
+def optimizer_of(mechanism, **settings):
+    settings |= {
         "matrix": {"bands": 2, "steps": 4},
         "discrete_sgd": {"noise": "gaussian", "denoise": False},
         "sgld": {"num_examples": 100},
     }.get(mechanism, {})
-    made = MECHANISMS[mechanism](keras.optimizers.SGD)(
+    return MECHANISMS[mechanism](keras.optimizers.SGD)(
         learning_rate=0.5, l2_norm_clip=1.0, noise_multiplier=1.0, **settings
     )
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_what_is_accounted_cannot_be_assigned(mechanism):
+    made = optimizer_of(mechanism)
     own = {
         "si_dpsgd": ["momentum", "nesterov", "learning_rate", "guarantee", "release"],
         "matrix": ["strategy"],
@@ -155,6 +159,67 @@ def test_rows_beyond_the_largest_lot_change_nothing(compiled, monkeypatch):
             found.append(weights(model))
     for more, exact in zip(found[:2], found[2:], strict=True):
         assert_close(more, exact, terms_of(model, 8))
+
+
+# -- several views of an example ---------------------------------------------------------------------
+
+
+def lots_of_views(monkeypatch, views, microbatch_size=1):
+    """From now on, the rows of a batch are views of examples."""
+    feed = private_training.Feed
+    lots = types.SimpleNamespace(microbatch_size=microbatch_size, views=views)
+
+    def of_views(sampling, **settings):
+        size = sampling.lot_size // views
+        return feed(Unknown(num_examples=size, lot_size=size), lots=lots, **settings)
+
+    monkeypatch.setattr(private_training, "Feed", of_views)
+
+
+def normalized(layer):
+    return keras.Sequential([keras.Input((4,)), layer, layers.Dense(3)])
+
+
+def public_examples():
+    public = np.random.default_rng(5).normal(size=(3, 4)).astype("float32")
+    return PublicExamples(normalized(PublicBatchNormalization()), public)
+
+
+VIEWED = {name: (lambda name=name: optimizer_of(name, seed=1), None) for name in MECHANISMS} | {
+    "adaptive clipping": (lambda: sgd(seed=1, clipping="adaptive"), None),
+    "clipping each layer": (lambda: sgd(seed=1, clipping="each_layer"), None),
+    "microbatches": (lambda: sgd(seed=1, num_microbatches=4), None),
+    "public statistics": (lambda: sgd(seed=1), public_examples),
+    "private statistics": (lambda: sgd(seed=1), lambda: PrivateBatchNormalization()),
+    "statistics of the lot": (
+        lambda: sgd(seed=1),
+        lambda: PrivateBatchNormalization(statistics="batch"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", VIEWED)
+def test_equal_views_count_as_one_example(case, monkeypatch):
+    """Whatever the mechanism, clipping and normalization."""
+    (optimizer, layer), (x, y), found = VIEWED[case], data(8), []
+    for views in (1, 2):
+        keras.utils.set_random_seed(0)
+        model = small(optimizer(), None if layer is None else normalized(layer()))
+        with monkeypatch.context() as patch:
+            lots_of_views(patch, views, model.optimizer.microbatch_size(8))
+            model.train_on_batch(np.repeat(x, views, 0), np.repeat(y, views, 0))
+        run = model.privacy.current_run
+        assert (run.sampling.lot_size, run.contribution.views) == (8, views)
+        found.append(weights(model))
+    assert_close(found[1], found[0], terms_of(model, 16))
+
+
+def test_physical_batches_that_cut_views_are_refused(monkeypatch):
+    lots_of_views(monkeypatch, 2)
+    model = small(physical_batch_size=3)
+    with pytest.raises(ValueError, match="views 2"):
+        model.train_on_batch(*data(8))
+    assert not model.privacy.ledger.runs
 
 
 # -- SI-DPSGD ----------------------------------------------------------------------------------------

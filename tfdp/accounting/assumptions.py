@@ -169,6 +169,11 @@ ENFORCED: Table = {
         "data, whatever their contents, and random lots were drawn from whole groups, as if a "
         "group were one example. A record that contributes nothing keeps its place in its group.",
     ),
+    "views": (
+        lambda run, _: run.contribution.views > 1,
+        "The gradients of the {run.contribution.views} views of each example were averaged before "
+        "they were clipped, and all views of an example were in the same lots.",
+    ),
     "clipping in groups": (
         lambda run, _: run.contribution.clip_groups > 1,
         "The weights form {run.contribution.clip_groups} groups; the gradient of each group was "

@@ -1,4 +1,4 @@
-"""Bounds on what one example can add to a lot's sum: clipping, microbatches, normalization."""
+"""Bounds on what one example can add to a lot's sum: clipping, microbatches, views, normalization."""
 
 import dataclasses
 import math
@@ -19,6 +19,8 @@ class Contribution:
     Attributes:
       l2_norm_clip: Clip norm C of one microbatch, or None if unknown. It cancels in every guarantee.
       microbatch_size: Number of examples whose mean gradient is clipped together.
+      views: Number of rows of each example, such as augmented copies. They are in the same lots and
+        their gradients are averaged before clipping, so they change no guarantee.
       clip_groups: Number of groups of weights whose gradients are clipped separately, each at C.
       adaptive_clipping: Whether the clip norm followed a noisy count of unclipped gradients. Then the
         noise multiplier is for sum and count together, and `l2_norm_clip` is the one of the first step.
@@ -36,6 +38,7 @@ class Contribution:
 
     l2_norm_clip: float | None = None
     microbatch_size: int = 1
+    views: int = 1
     clip_groups: int = 1
     adaptive_clipping: bool = False
     batch_statistics: bool = False
@@ -43,7 +46,7 @@ class Contribution:
     max_examples_per_user: int = 1
 
     def __post_init__(self):
-        wholes = ("microbatch_size", "clip_groups", "max_examples_per_user")
+        wholes = ("microbatch_size", "views", "clip_groups", "max_examples_per_user")
         flags = ("adaptive_clipping", "batch_statistics")
         settle(
             self,
@@ -52,6 +55,11 @@ class Contribution:
             **{name: whole(name, getattr(self, name), 1) for name in wholes},
             **{name: flag(name, getattr(self, name)) for name in flags},
         )
+
+    @property
+    def averaged_rows(self) -> int:
+        """Number of rows whose mean gradient is clipped: all views of the examples of a microbatch."""
+        return self.microbatch_size * self.views
 
     @property
     def noise_divisor(self) -> float:

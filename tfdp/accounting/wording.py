@@ -114,6 +114,10 @@ EXECUTED: Table = {
         ", clipping the mean gradient of {run.contribution.microbatch_size} examples at a time, so "
         "that one example can change it by twice the clip norm",
     ),
+    "views": (
+        lambda run: run.contribution.views > 1,
+        ", with {run.contribution.views} views of each example, averaged before clipping",
+    ),
     "lot statistics": (
         lambda run: run.contribution.batch_statistics,
         ", normalized by statistics of the lot, so that one example changes the gradients of all "

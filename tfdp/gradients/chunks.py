@@ -34,28 +34,45 @@ _LARGE_BYTES = 2**26
 _OF_ROWS = ("norms", "present", "clipped", "losses", "output_losses", "outputs")
 
 
-def pad_rows(tree, rows):
-    """Appends zero rows to every leaf until it has `rows` of them."""
+def with_copies(leaf: tf.Tensor, rows) -> tf.Tensor:
+    """Appends copies of the first row to a tensor until it has `rows` rows.
 
-    def pad(leaf):
-        missing = rows - tf.shape(leaf)[0]
-        padding = tf.concat([[[0, missing]], tf.zeros([leaf.shape.rank - 1, 2], tf.int32)], axis=0)
-        return tf.ensure_shape(tf.pad(leaf, padding), [None, *leaf.shape[1:]])
+    Zeros would be an example that the data do not have, and that a model may not be able to compute
+    with: a text that a table lacks, or a matrix without a Cholesky factor. Only a tensor without rows
+    gets zeros.
+    """
+    size = tf.shape(leaf)
+    zeros = tf.zeros(tf.concat([[1], size[1:]], axis=0), leaf.dtype)
+    first = tf.concat([leaf[:1], zeros], axis=0)[:1]
+    copies = tf.broadcast_to(first, tf.concat([[rows - size[0]], size[1:]], axis=0))
+    return tf.ensure_shape(tf.concat([leaf, copies], axis=0), [None, *leaf.shape[1:]])
 
-    return tf.nest.map_structure(pad, tree)
 
-
-def with_rows(tree, rows: int):
-    """Returns every leaf with exactly `rows` rows: appends zero rows, or leaves out the last rows.
+def pad_rows(x, y, sample_weight: tf.Tensor, rows) -> tuple:
+    """Pads a lot with absent rows, of weight zero, which are copies of its first row.
 
     Args:
-        tree: a structure of tensors with a common leading dimension.
-        rows: a Python integer, so that the shapes are static.
+        x, y: structures of tensors with a common leading dimension.
+        sample_weight: float32, one number for each row.
+        rows: the number of rows of the result, not less than there are: an integer or a scalar.
+
+    Returns:
+        (x, y, sample_weight).
     """
-    if all(leaf.shape[0] == rows for leaf in tf.nest.flatten(tree)):
-        return tree
-    cut = tf.nest.map_structure(lambda leaf: leaf[:rows], tree)
-    padded = pad_rows(cut, rows)
+    x, y = tf.nest.map_structure(lambda leaf: with_copies(leaf, rows), (x, y))
+    return x, y, tf.pad(sample_weight, [[0, rows - tf.shape(sample_weight)[0]]])
+
+
+def with_rows(x, y, sample_weight: tf.Tensor, rows: int) -> tuple:
+    """Returns a lot with exactly `rows` rows, a Python integer: pads it, or leaves out the last rows.
+
+    Args and result are as in `pad_rows`.
+    """
+    lot = (x, y, sample_weight)
+    if all(leaf.shape[0] == rows for leaf in tf.nest.flatten(lot)):
+        return lot
+    x, y, sample_weight = tf.nest.map_structure(lambda leaf: leaf[:rows], lot)
+    padded = pad_rows(x, y, sample_weight, rows)
     return tf.nest.map_structure(lambda p: tf.ensure_shape(p, [rows, *p.shape[1:]]), padded)
 
 
@@ -86,7 +103,7 @@ def balanced_chunks(rows, limit, multiple):
     return chunks, largest(-(-rows // (chunks * multiple)), 1) * multiple
 
 
-def suitable_rows(forward, rows, expected, microbatch_size):
+def suitable_rows(forward, rows, expected, multiple):
     """Returns the largest number of rows for a chunk on a CPU, or None where the lot stays whole.
 
     Only lots for models with convolutions or recurrent layers are cut.
@@ -95,7 +112,7 @@ def suitable_rows(forward, rows, expected, microbatch_size):
         forward: the model's forward pass.
         rows: number of rows of the lot; None where it is not static.
         expected: about how many rows are expected where `rows` is None; None where that is unknown.
-        microbatch_size: the result is a multiple of it.
+        multiple: the result is a multiple of this number.
     """
     usual = rows or expected
     if rows is None and expected is not None:
@@ -111,7 +128,7 @@ def suitable_rows(forward, rows, expected, microbatch_size):
     if chunks < 2:
         return None
     # As many rows as let larger lots have no more chunks than the usual one.
-    return math.ceil(math.ceil(rows / chunks) / microbatch_size) * microbatch_size
+    return math.ceil(math.ceil(rows / chunks) / multiple) * multiple
 
 
 def works_in_sequence(forward: Forward, rows: int | None) -> bool:

@@ -8,6 +8,11 @@ vectors, one for each example (microbatch) of the lot. Each vector depends on it
 alone, and has L2 norm at most the bound's clip norm times sqrt(clip_groups). So an example that goes
 moves the sum by at most that; in a microbatch of several, the vector may move across its ball, by twice
 that. This is true of real numbers; `lot` makes room for the rounding of float32.
+
+An example may have several rows, its *views*: augmented copies (De et al. 2022, "Unlocking
+High-Accuracy Differentially Private Image Classification through Scale"), or the records of a person.
+They are neighbours in the lot, and their mean gradient is the example's vector. It depends on this
+example alone, however many rows differ, so nothing else changes.
 """
 
 import dataclasses
@@ -59,8 +64,8 @@ class BoundedSum:
         present: bool [microbatches]: whether some example of the microbatch has a weight. For
             microbatches of several, False too where the square of their mean's norm is no number.
         clipped: float32 [microbatches]: 1 where the bound shortened the gradient.
-        non_finite: int32 scalar: number of examples that count zero because their gradient is not
-            finite.
+        non_finite: int32 scalar: number of examples of which a row counts zero because its gradient
+            is not finite.
         losses: float32 [rows]: per-example losses, not weighted.
         output_losses: float32 [rows, outputs]: the parts of `losses` that belong to single outputs,
             without loss weights; [rows, 0] for a model with one loss.
@@ -107,14 +112,16 @@ class Engine(Protocol):
         sample_weight: tf.Tensor,
         chunk: tf.Tensor,
         microbatch_size: int = 1,
+        views: int = 1,
     ) -> BoundedSum:
         """Bounds and sums the gradients of the rows of a chunk.
 
         Args:
             forward: the model's pure forward pass.
             bound: the limit of one example's influence.
-            x, y: structures of tensors with a common leading dimension.
+            x, y: structures of tensors [rows, ...]; rows is a multiple of microbatch_size * views.
             sample_weight: float32 [rows]; rows of weight zero are absent.
             chunk: int32 scalar: number of the chunk in its lot. Chunks draw different random numbers.
             microbatch_size: number of examples whose mean gradient is bounded together.
+            views: number of rows of each example, which are neighbours.
         """

@@ -63,6 +63,7 @@ def bounded_sum(
     *,
     physical_batch_size: int | None = None,
     microbatch_size: int = 1,
+    views: int = 1,
     expected_rows: int | None = None,
     observe: Callable | None = None,
 ) -> BoundedSum:
@@ -77,10 +78,11 @@ def bounded_sum(
         bound: the limit of one example's influence.
         x, y: structures of tensors with a common leading dimension.
         sample_weight: float32 [rows]; zero means that the row is absent.
-        physical_batch_size: largest number of rows in a chunk, a multiple of `microbatch_size`. There
-            are as few chunks as possible, all of one size. None takes the lot whole, or on a CPU in
-            chunks of a size that suits the model.
+        physical_batch_size: largest number of rows in a chunk, a multiple of `microbatch_size * views`.
+            There are as few chunks as possible, all of one size. None takes the lot whole, or on a CPU
+            in chunks of a size that suits the model.
         microbatch_size: number of examples whose mean gradient is bounded together.
+        views: number of rows of each example, which are neighbours in the lot.
         expected_rows: about how many rows there will be, where the tensors' static shapes do not say
             so; it only decides between equivalent ways of computing.
         observe: called with x, y, sample_weight and the model's `Outputs` for each chunk, some of whose
@@ -91,27 +93,28 @@ def bounded_sum(
     """
 
     def of_chunk(x, y, sample_weight, chunk):
-        part = engine(forward, bound, x, y, sample_weight, chunk, microbatch_size)
+        part = engine(forward, bound, x, y, sample_weight, chunk, microbatch_size, views)
         if observe is None:
             return part
         observe(x, y, sample_weight, part.outputs)
         return dataclasses.replace(part, outputs=())
 
     static_rows = sample_weight.shape[0]
+    averaged = microbatch_size * views  # no chunk may cut these rows
     needs_whole_lots = engine is lotwise.bounded_sum
     if physical_batch_size is None and not needs_whole_lots:
-        physical_batch_size = suitable_rows(forward, static_rows, expected_rows, microbatch_size)
+        physical_batch_size = suitable_rows(forward, static_rows, expected_rows, averaged)
     total = tf.shape(sample_weight)[0] if static_rows is None else static_rows
     if physical_batch_size is None or (
         static_rows is not None and static_rows <= physical_batch_size
     ):
-        if microbatch_size > 1:
-            rows = -(-total // microbatch_size) * microbatch_size
-            x, y, sample_weight = pad_rows((x, y, sample_weight), rows)
+        if averaged > 1:
+            rows = -(-total // averaged) * averaged
+            x, y, sample_weight = pad_rows(x, y, sample_weight, rows)
         with expecting_rows(expected_rows):
             whole = of_chunk(x, y, sample_weight, tf.constant(0))
         whole = _with_room_for_rounding(whole, static_rows, expected_rows)
-        return whole if microbatch_size == 1 else _without_padding(whole, total)
+        return whole if averaged == 1 else _without_padding(whole, total)
 
     if needs_whole_lots:
         raise NotImplementedError(
@@ -119,8 +122,8 @@ def bounded_sum(
             "physical batches would have statistics of their own, for which nothing is proven. Use "
             "smaller lots instead, or statistics='example'."
         )
-    chunks, size = balanced_chunks(total, physical_batch_size, microbatch_size)
-    x, y, sample_weight = pad_rows((x, y, sample_weight), chunks * size)
+    chunks, size = balanced_chunks(total, physical_batch_size, averaged)
+    x, y, sample_weight = pad_rows(x, y, sample_weight, chunks * size)
     split = split_rows((x, y, sample_weight), chunks, size)
 
     def run(chunk):

@@ -84,8 +84,7 @@ def error_of_row(model, error: BaseException) -> Exception | None:
         f"{who} cannot compute with the value of an example, which ended the step for all others: "
         f"{reason} (operation {name}). The error itself reveals something about this example, which no "
         "epsilon covers; the planned steps are counted. Remove such values before training "
-        "(dataset.map), or avoid the error in the layer, such as by tf.where or tf.clip_by_value. The "
-        "row may be padding: lots are filled up with rows of zeros.",
+        "(dataset.map), or avoid the error in the layer, such as by tf.where or tf.clip_by_value.",
     )
 
 

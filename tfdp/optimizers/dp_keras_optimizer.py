@@ -191,14 +191,6 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
                 "(tfdp.accounting.register_mechanism), or remove these methods."
             )
 
-    def check_replicas(self) -> None:
-        """Raises NotImplementedError if this optimizer cannot train on several replicas."""
-        if self.mechanism is not DPSGD or self.adaptive_clipping is not None:
-            raise NotImplementedError(
-                f"{type(self).__name__} cannot train on several replicas; only DP-SGD with a constant "
-                "clip norm can. Use a strategy with one replica."
-            )
-
     @property
     def described_steps(self) -> int | None:
         """Number of steps that a run of this optimizer can have; None if it is not limited."""

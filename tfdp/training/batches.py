@@ -24,6 +24,8 @@ from tfdp._compat.keras import (
     PyDatasetAdapter,
     make_class_weight_map_fn,
 )
+from tfdp.gradients.chunks import with_copies
+from tfdp.gradients.factors import zero_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +153,7 @@ def _padded(dataset, size):
         )
         weights = _filled(weights, rows)
         with tf.control_dependencies([check]):
-            return tf.nest.map_structure(lambda leaf: _with_rows(leaf, size), (x, y, weights))
+            return _with_rows(x, y, weights, rows, size)
 
     return dataset.map(lot)
 
@@ -168,9 +170,13 @@ def _filled(weights, rows):
     )
 
 
-def _with_rows(leaf, size):
-    if leaf is None:
-        return None
-    missing = tf.concat([[size - tf.shape(leaf)[0]], tf.shape(leaf)[1:]], axis=0)
-    padded = tf.concat([leaf, tf.zeros(missing, leaf.dtype)], axis=0)
-    return tf.ensure_shape(padded, [size, *leaf.shape[1:]])
+def _with_rows(x, y, weights, rows, size):
+    """Pads a batch of `rows` rows to `size` rows, with copies of the first row that have no weight."""
+
+    def padded(leaf):
+        if leaf is None:
+            return None
+        return tf.ensure_shape(with_copies(leaf, size), [size, *leaf.shape[1:]])
+
+    x, y, weights = tf.nest.map_structure(padded, (x, y, weights))
+    return x, y, zero_rows(weights, tf.range(size) < rows)

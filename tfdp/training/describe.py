@@ -70,7 +70,8 @@ def facts_of(model, feed: Feed, optimizer, start: str) -> Facts:
         start: as in `accounting.Run`.
 
     Raises:
-        ValueError: microbatches do not divide the lots, or physical batches cut microbatches.
+        ValueError: microbatches do not divide the lots, or physical batches cut microbatches or the
+            views of an example.
     """
     microbatch_size = optimizer.microbatch_size(feed.sampling.lot_size)
     drawn = 1 if feed.lots is None else feed.lots.microbatch_size
@@ -80,22 +81,26 @@ def facts_of(model, feed: Feed, optimizer, start: str) -> Facts:
             f"amplifies is what was drawn. Received lots with microbatch_size={drawn}. Pass "
             f"microbatch_size={microbatch_size} to make_lots."
         )
-    if feed.physical_batch_size is not None and feed.physical_batch_size % microbatch_size:
+    variables = model.trainable_variables
+    contribution = Contribution(
+        microbatch_size=microbatch_size,
+        views=getattr(feed.lots, "views", 1),
+        batch_statistics=uses_batch_statistics(model),
+        public_examples=sum(layer.count for layer in public_layers(model)),
+        **optimizer.contribution_fields(variables),
+    )
+    rows, averaged = feed.physical_batch_size, contribution.averaged_rows
+    if rows is not None and rows % averaged:
         raise ValueError(
             "Invalid value received for argument `physical_batch_size`. Expected a multiple of "
-            f"the microbatch size {microbatch_size}. Received: {feed.physical_batch_size}"
+            f"{averaged}, the rows whose gradients are averaged (microbatch size {microbatch_size}, "
+            f"views {contribution.views}). Received: {rows}"
         )
-    variables = model.trainable_variables
     return Facts(
         mechanism=optimizer.mechanism,
         fields=optimizer.mechanism_fields(variables),
         sampling=feed.sampling,
-        contribution=Contribution(
-            microbatch_size=microbatch_size,
-            batch_statistics=uses_batch_statistics(model),
-            public_examples=sum(layer.count for layer in public_layers(model)),
-            **optimizer.contribution_fields(variables),
-        ),
+        contribution=contribution,
         start=start,
         insecure_seed=optimizer.seeded or feed.insecure_seed,
     )

@@ -12,6 +12,7 @@ import os
 import keras
 import tensorflow as tf
 
+from tfdp.accounting.mechanisms import DPSGD
 from tfdp.gradients.chunks import with_rows
 from tfdp.gradients.first_pass import examine
 from tfdp.gradients.forward import Forward
@@ -41,14 +42,14 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
         RuntimeError: the step does not belong to the session, or an engine declares a larger
             sensitivity than the accounting assumes.
     """
-    optimizer, run = model.optimizer, session.run
+    optimizer, run, contribution = model.optimizer, session.run, session.run.contribution
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if replicas > 1:
-        optimizer.check_replicas()
+        _check_replicas(run)
     x, y, sample_weight = _unpacked(data)
     sample_weight = session.admitted(sample_weight)
     if session.fixes_rows:
-        x, y, sample_weight = with_rows((x, y, sample_weight), run.sampling.lot_size)
+        x, y, sample_weight = with_rows(x, y, sample_weight, session.lot_rows)
     forward = Forward(model)
     if not run.insecure_seed:  # operations of tf.random: as for the seeds of layers
         tf.compat.v1.set_random_seed(int.from_bytes(os.urandom(4)))
@@ -63,13 +64,14 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
     lot = bounded_sum(
         choose_engine(engine, model),
         forward,
-        optimizer.bound(forward.variables, run.contribution.l2_norm_clip),
+        optimizer.bound(forward.variables, contribution.l2_norm_clip),
         x,
         y,
         sample_weight,
         physical_batch_size=session.physical_batch_size,
-        microbatch_size=run.contribution.microbatch_size,
-        expected_rows=run.sampling.lot_size,
+        microbatch_size=contribution.microbatch_size,
+        views=contribution.views,
+        expected_rows=session.lot_rows,
         observe=functools.partial(update_metrics, *watched) if in_chunks else None,
     )
     session.check_sensitivity(lot.relative_sensitivity)
@@ -106,6 +108,19 @@ def prepare_step(model, data) -> None:
     """
     x, y, _ = _unpacked(data)
     build_metrics(model, y, examine(Forward(model), x, y).outputs)
+
+
+def _check_replicas(run):
+    """Raises NotImplementedError for a run that several replicas cannot take the steps of.
+
+    Replicas get parts of a lot that begin at any row, which may be within a microbatch or an example.
+    """
+    simple = run.contribution.averaged_rows == 1 and not run.contribution.adaptive_clipping
+    if not (simple and type(run.mechanism) is DPSGD):
+        raise NotImplementedError(
+            "This training cannot run on several replicas; only DP-SGD with a constant clip norm, and "
+            "without microbatches or views, can. Use a strategy with one replica."
+        )
 
 
 def _unpacked(data):

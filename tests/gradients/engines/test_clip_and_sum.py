@@ -37,7 +37,8 @@ def run(weight, bound, bad=None, jit_compile=False):
             VARIABLES,
             bound,
             weight,
-            1,
+            microbatch_size=1,
+            views=1,
             losses=None,
             output_losses=None,
             outputs=0,
@@ -88,7 +89,8 @@ def test_a_bad_index_removes_its_row_from_its_microbatch(microbatch_size):
     def sums_of(indices, weight):
         parts = [Lookups(tf.constant(indices, tf.int32), vectors, 6)]
         rest = dict(losses=None, output_losses=None, outputs=0, state=[])
-        return clip_and_sum(parts, [table], BOUNDS[0], tf.constant(weight), microbatch_size, **rest)
+        sizes = (microbatch_size, 1)
+        return clip_and_sum(parts, [table], BOUNDS[0], tf.constant(weight), *sizes, **rest)
 
     bad = indices.copy()
     bad[3, 1] = -1
@@ -104,7 +106,8 @@ def test_a_microbatch_whose_squares_overflow_counts_zero():
     large[2:4] = 5e18  # five such numbers have a square, their doubles have none
     parts = [Instantiated(tf.constant(large[:, :5])), None, None]
     rest = dict(losses=None, output_losses=None, outputs=0, state=[])
-    found = clip_and_sum(parts, VARIABLES[2:] + VARIABLES[:2], BOUNDS[0], tf.ones(ROWS), 2, **rest)
+    variables, sizes = VARIABLES[2:] + VARIABLES[:2], (2, 1)
+    found = clip_and_sum(parts, variables, BOUNDS[0], tf.ones(ROWS), *sizes, **rest)
     assert_close(found.norms, [np.sqrt(5), 0, np.sqrt(5), np.sqrt(5)], 5 + FUNCTION)
     assert int(found.non_finite) == 2
     np.testing.assert_array_equal(found.present, [True, False, True, True])

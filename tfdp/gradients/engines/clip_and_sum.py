@@ -19,6 +19,7 @@ def clip_and_sum(
     bound: L2Clip,
     sample_weight: tf.Tensor,
     microbatch_size: int,
+    views: int,
     *,
     losses: tf.Tensor,
     output_losses: tf.Tensor,
@@ -33,44 +34,40 @@ def clip_and_sum(
         variables: the trainable variables, in the same order.
         bound: the limit of one example's influence.
         sample_weight: float32 [rows]; rows of weight zero are absent.
-        microbatch_size: number of examples whose mean gradient is bounded together.
+        microbatch_size, views: as in `contract.Engine`.
         losses, output_losses, outputs, state: become fields of the result; see `BoundedSum`.
     """
+    averaged = microbatch_size * views
     present = tf.not_equal(sample_weight, 0.0)
     parts = _parts(gradients, bound)
     square_norms = _square_norms(parts, bound, sample_weight)
     finite = tf.math.is_finite(tf.reduce_sum(square_norms, axis=1))
     keep = finite & present
     square_norms = tf.where(keep[:, tf.newaxis], square_norms, 0.0)
-    if microbatch_size > 1:
-        parts = _kept(parts, keep)
+    if averaged > 1:
         parts = [
-            dataclasses.replace(
-                part, gradient=part.gradient.grouped(microbatch_size).in_cheapest_form()
-            )
-            for part in parts
+            dataclasses.replace(part, gradient=part.gradient.grouped(averaged).in_cheapest_form())
+            for part in _kept(parts, keep)
         ]
-        any_present = tf.reduce_any(tf.reshape(present, [-1, microbatch_size]), axis=1)
-        square_norms = _square_norms(parts, bound, any_present) / microbatch_size**2
+        any_present = _any_of(present, averaged)
+        square_norms = _square_norms(parts, bound, any_present) / averaged**2
         # The squares of a sum may overflow where those of its rows do not.
         exists = tf.math.is_finite(tf.reduce_sum(square_norms, axis=1))
         square_norms = tf.where(exists[:, tf.newaxis], square_norms, 0.0)
         any_present &= exists
-        finite &= tf.repeat(exists, microbatch_size)
+        finite &= tf.repeat(exists, averaged)
     else:
         # Nearly every lot is finite. A weight of zero then removes an absent row, and nothing has to be
         # written to large tensors.
         parts = _kept(parts, keep, unless=tf.reduce_all(finite))
         any_present = present
-    sums, norms, clipped = _sums(
-        parts, variables, bound, square_norms, any_present, microbatch_size
-    )
+    sums, norms, clipped = _sums(parts, variables, bound, square_norms, any_present, averaged)
     return BoundedSum(
         sums=sums,
         norms=norms,
         present=any_present,
         clipped=clipped,
-        non_finite=tf.reduce_sum(tf.cast(present & ~finite, tf.int32)),
+        non_finite=tf.reduce_sum(tf.cast(_any_of(present & ~finite, views), tf.int32)),
         losses=losses,
         output_losses=output_losses,
         outputs=outputs,
@@ -78,6 +75,11 @@ def clip_and_sum(
         l2_norm_clip=bound.l2_norm_clip,
         relative_sensitivity=bound.relative_sensitivity(microbatch_size),
     )
+
+
+def _any_of(rows, size):
+    """Returns bool [rows / size]: whether one of `size` consecutive rows is True."""
+    return tf.reduce_any(tf.reshape(rows, [-1, size]), axis=1) if size > 1 else rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,25 +161,26 @@ def _kept(parts, keep, unless=False):
     return [dataclasses.replace(part, gradient=own) for part, own in zip(parts, found, strict=True)]
 
 
-def _sums(parts, variables, bound, square_norms, present, microbatch_size):
-    """Bounds the gradients of rows, or of microbatches, and sums them.
+def _sums(parts, variables, bound, square_norms, present, averaged):
+    """Bounds the gradients of rows, or the means of several, and sums them.
 
     Args:
         parts: from `_parts`; all gradients are finite.
-        variables, bound, microbatch_size: as in `clip_and_sum`.
+        variables, bound: as in `clip_and_sum`.
         square_norms: float32 [rows, layers].
         present: bool [rows]: which of them count.
+        averaged: each of these rows is the sum of so many, for their mean.
 
     Returns:
         (sums, norms, clipped), as in `BoundedSum`.
     """
     norms = tf.sqrt(tf.reduce_sum(square_norms, axis=1))
     if bound.whole_gradients:
-        sums, shortened = _sums_of_whole(parts, variables, bound, norms, present, microbatch_size)
+        sums, shortened = _sums_of_whole(parts, variables, bound, norms, present, averaged)
         return sums, norms, tf.cast(shortened & present, tf.float32)
     scales = bound.scales(square_norms)
     scales = tf.where(present[:, tf.newaxis], scales, 0.0)
-    weights = scales / microbatch_size if microbatch_size > 1 else scales
+    weights = scales / averaged if averaged > 1 else scales
     weights = tf.unstack(weights, num=max(bound.layers, default=0) + 1, axis=1)
     sums = {}
     for part in parts:
@@ -187,7 +190,7 @@ def _sums(parts, variables, bound, square_norms, present, microbatch_size):
     return sums, norms, tf.cast(clipped, tf.float32)
 
 
-def _sums_of_whole(parts, variables, bound, norms, present, microbatch_size):
+def _sums_of_whole(parts, variables, bound, norms, present, averaged):
     """Bounds and sums whole gradients, with all variables of a row side by side.
 
     Returns:
@@ -203,8 +206,8 @@ def _sums_of_whole(parts, variables, bound, norms, present, microbatch_size):
         for size, g in zip(sizes, gradients, strict=True)
     ]
     rows = tf.concat(rows, axis=1)
-    if microbatch_size > 1:
-        rows /= microbatch_size
+    if averaged > 1:
+        rows /= averaged
     rows = bound.bounded(rows)
     shortened = tf.norm(rows, axis=1) < norms * (1 - 1e-5)
     totals = tf.split(weighted_sum(present, rows), sizes)

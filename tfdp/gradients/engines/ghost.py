@@ -143,17 +143,18 @@ def bounded_sum(
     sample_weight,
     chunk,
     microbatch_size: int = 1,
+    views: int = 1,
     *,
     factors: bool = True,
 ) -> BoundedSum:
     """Computes the bounded sum of a chunk; see `contract.Engine`.
 
     Args:
-        forward, bound, x, y, sample_weight, chunk, microbatch_size: as in `contract.Engine`.
+        forward, bound, x, y, sample_weight, chunk, microbatch_size, views: as in `contract.Engine`.
         factors: as in `per_example_gradients`.
     """
     gradients_of = functools.partial(per_example_gradients, factors=factors)
-    given = (forward, bound, x, y, sample_weight, chunk, microbatch_size)
+    given = (forward, bound, x, y, sample_weight, chunk, microbatch_size, views)
     compute = functools.partial(row_pass.bounded_sum, gradients_of, *given)
     # Outside of a graph, `tf.vectorized_map` makes its own, whose tensors nothing else may use.
     if tf.executing_eagerly():

@@ -5,7 +5,7 @@ The gradient of an example's loss flows through the statistics, and so through a
 
 Formal guarantee, weaker than that of the other engines: when one example becomes a null example, its
 own bounded gradient disappears, and each of the others may move from one point of the C-ball to any
-other. So in a lot of n rows the sum moves by up to (2n - 1) C, or with microbatches of several
+other. So in a lot of n examples the sum moves by up to (2n - 1) C, or with microbatches of several
 examples by up to 2C for each microbatch; both are multiplied by sqrt(clip_groups).
 `Contribution.batch_statistics` records this for the accounting.
 """
@@ -19,7 +19,7 @@ from tfdp._compat.pfor_map import batch_of_one
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.contract import BoundedSum, Outputs
 from tfdp.gradients.engines.clip_and_sum import clip_and_sum
-from tfdp.gradients.factors import Instantiated, zero_rows
+from tfdp.gradients.factors import Instantiated
 from tfdp.gradients.forward import Forward, losses_of_outputs
 from tfdp.gradients.vectorizing import vectorized_map
 from tfdp.layers.lot_statistics import running_lot
@@ -33,12 +33,11 @@ def bounded_sum(
     sample_weight,
     chunk,
     microbatch_size: int = 1,
+    views: int = 1,
 ) -> BoundedSum:
     """Computes the bounded sum of a chunk, which has to be a whole lot; see `contract.Engine`."""
     present = tf.not_equal(sample_weight, 0.0)
-    # A NaN in an absent row would reach all gradients, since 0 * NaN is NaN: a zero gradient at the
-    # row's output does not stop it.
-    x = zero_rows(x, present)
+    x, y = _copied_into_absent_rows((x, y), present)
     values = [tf.convert_to_tensor(v) for v in forward.variables]
     with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
         tape.watch(values)
@@ -66,24 +65,34 @@ def bounded_sum(
         bound,
         sample_weight,
         microbatch_size,
+        views,
         losses=losses,
         output_losses=output_losses,
         outputs=Outputs.of(y_pred),
         state=state,
     )
-    moved = _relative_sensitivity(bound, sample_weight, microbatch_size)
+    moved = _relative_sensitivity(bound, sample_weight.shape[0], microbatch_size, views)
     return dataclasses.replace(lot, relative_sensitivity=moved)
 
 
-def _relative_sensitivity(bound, sample_weight, microbatch_size):
-    """Returns the sensitivity in clip norms; infinite if the lot's number of rows is not static."""
-    rows = sample_weight.shape[0]
+def _copied_into_absent_rows(tree, present):
+    """Replaces absent rows by copies of the first row that is present.
+
+    A NaN in an absent row would reach all gradients, since 0 * NaN is NaN: a zero gradient at the row's
+    output does not stop it.
+    """
+    first = tf.argmax(present, output_type=tf.int32)
+    places = tf.where(present, tf.range(tf.size(present)), first)
+    return tf.nest.map_structure(lambda leaf: tf.gather(leaf, places), tree)
+
+
+def _relative_sensitivity(bound, rows, microbatch_size, views):
+    """Returns the sensitivity in clip norms; infinite if `rows` is None, so that it is not static."""
     if rows is None:
         return math.inf
     shares = math.sqrt(bound.clip_groups)
-    if microbatch_size > 1:
-        return 2.0 * (rows // microbatch_size) * shares
-    return (2.0 * rows - 1.0) * shares
+    means = rows // (microbatch_size * views)
+    return (2.0 * means - (1.0 if microbatch_size == 1 else 0.0)) * shares
 
 
 def _row_losses(forward, scope, x, y, y_pred, sample_weight):

@@ -70,12 +70,13 @@ def bounded_sum(
     sample_weight,
     chunk,
     microbatch_size: int = 1,
+    views: int = 1,
 ) -> BoundedSum:
     """Computes the bounded sum of a chunk from per-example gradients; see `contract.Engine`.
 
     Args:
         gradients_of: `per_example_gradients` of an engine.
-        forward, bound, x, y, sample_weight, chunk, microbatch_size: as in `contract.Engine`.
+        forward, bound, x, y, sample_weight, chunk, microbatch_size, views: as in `contract.Engine`.
     """
     gradients, losses, output_losses, outputs, state = gradients_of(
         forward, x, y, sample_weight, chunk
@@ -86,6 +87,7 @@ def bounded_sum(
         bound,
         sample_weight,
         microbatch_size,
+        views,
         losses=losses,
         output_losses=output_losses,
         outputs=outputs,
