@@ -66,11 +66,17 @@ DECLARED: Table = {
     "start is assumed": (lambda run, _: run.start == "assumed", START["assumed"]),
     "start is public": (lambda run, _: run.start == "public", START["public"]),
     "records": (
-        always,
+        lambda run, _: run.contribution.examples_per_person is None,
         "A record is one row of the training data, computed from that record alone, by "
-        "constants that do not depend on the others. Scalers, vocabularies, windows or class "
-        "weights that were made from all rows break this. A person with more records than "
-        "stated is protected less (max_examples_per_user).",
+        "constants that do not depend on the others, also in functions of map. Scalers, "
+        "vocabularies, windows or class weights that were made from all rows break this. A person "
+        "with more records than stated is protected less (max_examples_per_user).",
+    ),
+    "people": (
+        lambda run, _: run.contribution.examples_per_person is not None,
+        "A person is all rows with one privacy id, computed from that person's data alone, by "
+        "constants that do not depend on the others, also in functions of map. Scalers, "
+        "vocabularies or class weights that were made from all rows break this.",
     ),
     "steps": (
         always,
@@ -80,12 +86,12 @@ DECLARED: Table = {
     ),
     "sizes": (
         lambda run, _: not (run.sampling.nominal or isinstance(run.sampling, Unknown)),
-        "The number of examples ({run.sampling.num_examples}) and the lot size "
+        "The number of {run.contribution.units} ({run.sampling.num_examples}) and the lot size "
         "({run.sampling.lot_size}) are public.",
     ),
     "nominal sizes": (
         lambda run, _: run.sampling.nominal,
-        "The nominal number of examples ({run.sampling.num_examples}), the lot size "
+        "The nominal number of {run.contribution.units} ({run.sampling.num_examples}), the lot size "
         "({run.sampling.lot_size}), the number of steps and every schedule were fixed without "
         "looking at the data.",
     ),
@@ -98,6 +104,11 @@ DECLARED: Table = {
     "secret lots": (
         lambda _, found: found.secret_sample,
         "Which examples were in a lot stays secret.",
+    ),
+    "keyed order": (
+        lambda run, _: isinstance(run.sampling, RandomAllocation) and run.sampling.keyed_order,
+        "A permutation by SipHash, six rounds of a Feistel network, is as good as a random order of "
+        "the {run.sampling.num_examples} {run.contribution.units}.",
     ),
     "public examples": (
         lambda run, _: run.contribution.public_examples > 0,
@@ -131,9 +142,9 @@ ENFORCED: Table = {
     ),
     "lots of groups": (
         sampling_is(CyclicPoisson),
-        "Examples were dealt into {run.sampling.groups} equal groups whatever their contents, the "
-        "groups took turns, and each example of a step's group was drawn by an independent coin "
-        "flip of probability {run.sampling.probability:.6g}, empty lots included.",
+        "{run.sampling.groups} equal groups of {run.contribution.units}, whatever their contents, "
+        "took turns, and each {run.contribution.unit} of a step's group was drawn by an independent "
+        "coin flip of probability {run.sampling.probability:.6g}, empty lots included.",
     ),
     "fixed order": (
         sampling_is(Cyclic),
@@ -141,13 +152,13 @@ ENFORCED: Table = {
     ),
     "shuffled order": (
         sampling_is(Shuffle),
-        "Every epoch took each example at most once, in an order that does not depend on their "
-        "contents.",
+        "Every epoch took each {run.contribution.unit} at most once, in an order that does not "
+        "depend on their contents.",
     ),
     "allocated lots": (
         sampling_is(RandomAllocation),
-        "In every epoch of {run.sampling.steps_per_epoch} lots, each example was put into one of "
-        "them, uniformly and independently of the others, empty lots included.",
+        "In every epoch of {run.sampling.steps_per_epoch} lots, each {run.contribution.unit} was put "
+        "into one of them, uniformly and independently of the others, empty lots included.",
     ),
     "lots with replacement": (
         sampling_is(WithReplacement),
@@ -155,12 +166,13 @@ ENFORCED: Table = {
     ),
     "lots of fixed size": (
         sampling_is(FixedSize),
-        "Every lot was {run.sampling.lot_size} different examples, drawn uniformly and afresh in "
-        "every step.",
+        "Every lot was {run.sampling.lot_size} different {run.contribution.units}, drawn uniformly "
+        "and afresh in every step.",
     ),
     "clipping": (
         lambda run, _: run.contribution.microbatch_size == 1,
-        "Each example's gradient was clipped to the clip norm before it was added.",
+        "The gradient of each {run.contribution.unit} was clipped to the clip norm before it was "
+        "added.",
     ),
     "clipping of microbatches": (
         lambda run, _: run.contribution.microbatch_size > 1,
@@ -170,9 +182,14 @@ ENFORCED: Table = {
         "group were one example. A record that contributes nothing keeps its place in its group.",
     ),
     "views": (
-        lambda run, _: run.contribution.views > 1,
-        "The gradients of the {run.contribution.views} views of each example were averaged before "
-        "they were clipped, and all views of an example were in the same lots.",
+        lambda run, _: run.contribution.augmentations > 1,
+        "The gradients of the {run.contribution.augmentations} views of each example were averaged "
+        "before they were clipped, and all views of an example were in the same lots.",
+    ),
+    "examples of a person": (
+        lambda run, _: run.contribution.examples_per_person is not None,
+        "The gradients of at most {run.contribution.examples_per_person} examples of a person, chosen "
+        "at random in each lot, were averaged before they were clipped.",
     ),
     "clipping in groups": (
         lambda run, _: run.contribution.clip_groups > 1,

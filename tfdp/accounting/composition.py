@@ -154,6 +154,8 @@ def _guarantee(
     """The proven guarantee of runs whose analyses compose to `spent`."""
     fields |= {"kind": "proven", **_facts(runs)}
     reasons = _unique(a.reason for a in analyses if a.reason)
+    if len({run.contribution.units for run in runs}) > 1 and fields["max_examples_per_user"] == 1:
+        reasons = (*reasons, _DIFFERENT_UNITS)
     if reasons:
         return Guarantee(epsilon=math.inf, reason=" ".join(reasons), **fields)
     assumptions = _unique(sentence for a in analyses for sentence in a.assumptions)
@@ -175,6 +177,12 @@ def _guarantee(
         losses=_losses(analyses),
         **fields,
     )
+
+
+_DIFFERENT_UNITS = (
+    "Some steps drew people and others examples, so they do not protect the same. Pass "
+    "max_examples_per_user, the largest number of a person's examples, for a guarantee for people."
+)
 
 
 def claimed_composition(

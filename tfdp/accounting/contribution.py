@@ -21,6 +21,8 @@ class Contribution:
       microbatch_size: Number of examples whose mean gradient is clipped together.
       views: Number of rows of each example, such as augmented copies. They are in the same lots and
         their gradients are averaged before clipping, so they change no guarantee.
+      examples_per_person: Largest number of a person's examples in one lot, where lots were drawn from
+        people: a record is then a person, and N and L count people. None where it is an example.
       clip_groups: Number of groups of weights whose gradients are clipped separately, each at C.
       adaptive_clipping: Whether the clip norm followed a noisy count of unclipped gradients. Then the
         noise multiplier is for sum and count together, and `l2_norm_clip` is the one of the first step.
@@ -39,6 +41,7 @@ class Contribution:
     l2_norm_clip: float | None = None
     microbatch_size: int = 1
     views: int = 1
+    examples_per_person: int | None = None
     clip_groups: int = 1
     adaptive_clipping: bool = False
     batch_statistics: bool = False
@@ -47,14 +50,31 @@ class Contribution:
 
     def __post_init__(self):
         wholes = ("microbatch_size", "views", "clip_groups", "max_examples_per_user")
+        people = whole("examples_per_person", self.examples_per_person, 1, optional=True)
         flags = ("adaptive_clipping", "batch_statistics")
         settle(
             self,
             l2_norm_clip=positive("l2_norm_clip", self.l2_norm_clip, optional=True),
+            examples_per_person=people,
             public_examples=whole("public_examples", self.public_examples, 0),
             **{name: whole(name, getattr(self, name), 1) for name in wholes},
             **{name: flag(name, getattr(self, name)) for name in flags},
         )
+
+    @property
+    def unit(self) -> str:
+        """What lots are drawn from."""
+        return "example" if self.examples_per_person is None else "person"
+
+    @property
+    def units(self) -> str:
+        """What lots are drawn from, in the plural."""
+        return "examples" if self.examples_per_person is None else "people"
+
+    @property
+    def augmentations(self) -> int:
+        """Number of views of each example."""
+        return self.views // (self.examples_per_person or 1)
 
     @property
     def averaged_rows(self) -> int:

@@ -41,7 +41,10 @@ class Facts:
     @property
     def one(self) -> str:
         """What neighbours differ in."""
-        return "all records of one user" if self.users else "one record"
+        if self.users:
+            return "all records of one user"
+        people = self.runs and all(run.contribution.units == "people" for run in self.runs)
+        return "one person" if people else "one record"
 
     @property
     def epsilon(self) -> str:

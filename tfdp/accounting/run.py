@@ -96,7 +96,9 @@ class Run:
         return dataclasses.replace(self, mechanism=self.mechanism.with_noise(noise))
 
     def for_users(self, examples: int) -> "Run":
-        """A copy about users who have up to `examples` examples each."""
+        """A copy about users who have up to `examples` examples each; a person is one user already."""
+        if self.contribution.examples_per_person is not None:
+            examples = 1
         contribution = dataclasses.replace(self.contribution, max_examples_per_user=examples)
         return dataclasses.replace(self, contribution=contribution)
 

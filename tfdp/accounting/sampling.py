@@ -211,7 +211,13 @@ class Shuffle(Sampling):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RandomAllocation(Sampling):
-    """Epochs in each of which every example is in one lot, drawn uniformly and by itself."""
+    """Epochs in each of which every example is in one lot, drawn uniformly and by itself.
+
+    Class attributes:
+      largest_random_order: Number of examples above which the order of an epoch is a keyed permutation.
+    """
+
+    largest_random_order: ClassVar[int] = 1 << 24
 
     name: ClassVar[str] = "random_allocation"
     words: ClassVar[str] = "epochs in which every example is in one random lot"
@@ -222,6 +228,11 @@ class RandomAllocation(Sampling):
     def probability(self) -> float:
         """Probability that an example is in a certain lot of an epoch."""
         return 1 / self.steps_per_epoch
+
+    @property
+    def keyed_order(self) -> bool:
+        """Whether the order of an epoch is a keyed permutation."""
+        return self.num_examples > self.largest_random_order
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -68,11 +68,12 @@ EXECUTED: Table = {
     ),
     "nominal lots": (
         lambda run: run.sampling.random_sizes,
-        "nominally {run.sampling.lot_size} out of {run.sampling.num_examples} examples",
+        "nominally {run.sampling.lot_size} out of {run.sampling.num_examples} "
+        "{run.contribution.units}",
     ),
     "lots": (
         lambda run: not (run.sampling.random_sizes or isinstance(run.sampling, Unknown)),
-        "lots of {run.sampling.lot_size} out of {run.sampling.num_examples} examples",
+        "lots of {run.sampling.lot_size} out of {run.sampling.num_examples} {run.contribution.units}",
     ),
     "nominal examples": (lambda run: run.sampling.nominal, " (a nominal number)"),
     "no privacy": (mechanism_is(NoMechanism), ", without privacy"),
@@ -114,9 +115,14 @@ EXECUTED: Table = {
         ", clipping the mean gradient of {run.contribution.microbatch_size} examples at a time, so "
         "that one example can change it by twice the clip norm",
     ),
+    "people": (
+        lambda run: run.contribution.examples_per_person is not None,
+        ", averaging at most {run.contribution.examples_per_person} examples of each person before "
+        "clipping",
+    ),
     "views": (
-        lambda run: run.contribution.views > 1,
-        ", with {run.contribution.views} views of each example, averaged before clipping",
+        lambda run: run.contribution.augmentations > 1,
+        ", with {run.contribution.augmentations} views of each example, averaged before clipping",
     ),
     "lot statistics": (
         lambda run: run.contribution.batch_statistics,

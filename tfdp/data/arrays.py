@@ -1,8 +1,8 @@
 """Checks and converts the arrays that lots are drawn from: nested, numeric, of one length.
 
 Arrays are converted as Keras converts them, and not copied: a pandas Series becomes a column, and
-floats of any precision become `keras.config.floatx()` in a lot. None stands for an input or a target that
-is absent, as in Keras.
+floats of any precision become `keras.config.floatx()` in a lot. None stands for an input or a target
+that is absent, as in Keras.
 """
 
 from collections.abc import Callable

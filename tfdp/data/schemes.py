@@ -10,6 +10,7 @@ same whatever the rows are read from.
 
 import abc
 import dataclasses
+import functools
 from typing import ClassVar
 
 import numpy as np
@@ -132,7 +133,10 @@ class Poisson(Scheme):
         nominal = whole("nominal_examples", self.nominal_examples, 1, optional=True, remedy=remedy)
         object.__setattr__(self, "nominal_examples", nominal)
         super().__post_init__()
-        object.__setattr__(self, "_count", Binomial(self.units, (self.lot_size, self.num_examples)))
+
+    @functools.cached_property
+    def _count(self) -> Binomial:
+        return Binomial(self.units, (self.lot_size, self.num_examples))
 
     @property
     def num_examples(self) -> int:
@@ -182,8 +186,14 @@ class CyclicPoisson(Scheme):
         object.__setattr__(self, "groups", groups)
         object.__setattr__(self, "available", members * groups * size)
         super().__post_init__()
-        object.__setattr__(self, "_members", members)
-        object.__setattr__(self, "_count", Binomial(members, (self.units_of_lot, members)))
+
+    @property
+    def _members(self) -> int:
+        return self.units // self.groups
+
+    @functools.cached_property
+    def _count(self) -> Binomial:
+        return Binomial(self._members, (self.units_of_lot, self._members))
 
     def usual_units(self) -> int:
         return max(1, self._count.exceeded_with(OVERFLOW_PROBABILITY))

@@ -84,7 +84,8 @@ def facts_of(model, feed: Feed, optimizer, start: str) -> Facts:
     variables = model.trainable_variables
     contribution = Contribution(
         microbatch_size=microbatch_size,
-        views=getattr(feed.lots, "views", 1),
+        views=1 if feed.lots is None else feed.lots.views,
+        examples_per_person=None if feed.lots is None else feed.lots.examples_per_person,
         batch_statistics=uses_batch_statistics(model),
         public_examples=sum(layer.count for layer in public_layers(model)),
         **optimizer.contribution_fields(variables),
