@@ -198,3 +198,19 @@ def test_every_public_name_loads():
     for name in accounting.__all__:
         assert getattr(accounting, name) is not None
     assert set(accounting.__all__) <= set(dir(accounting))
+
+
+def test_people_and_examples_compose_for_people_of_known_size():
+    """A person's 4 examples in one run, and the person as one unit in the other."""
+    examples = describe("dpsgd", num_examples=1000, lot_size=50, steps=60, noise_multiplier=2.0)
+    people = vary(examples, num_examples=400, examples_per_person=3, views=3)
+    alone = proven(people, 1e-4)
+    assert alone.unit == "person" and "one person" in alone.neighbours
+    assert alone.epsilon == proven(vary(examples, num_examples=400), 1e-4).epsilon
+    mixed = proven_composition([examples, people], 1e-4)
+    assert math.isinf(mixed.epsilon) and "max_examples_per_user" in mixed.reason
+    found = proven_composition([examples.for_users(4), people.for_users(4)], 1e-4)
+    alike = proven_composition(
+        [examples.for_users(4), vary(examples, num_examples=400).for_users(1)], 1e-4
+    )
+    assert alone.epsilon < found.epsilon <= alike.epsilon

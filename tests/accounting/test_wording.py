@@ -28,6 +28,7 @@ def encoded(noise, **more):
 
 
 STUDENT = encoded("student_t", degrees_of_freedom=9.0)
+PEOPLE = {"examples_per_person": 2, "views": 2}
 NONE = {"mechanism": "none"}
 
 
@@ -53,6 +54,12 @@ ASSUMED = [
     ({"sampling": "fixed_size"}, "lots of fixed size", "Poisson lots"),
     ({"microbatch_size": 2}, "clipping of microbatches", "clipping"),
     ({"views": 2}, "views", ()),
+    (PEOPLE, {"people", "examples of a person"}, "records"),
+    (
+        {"sampling": "random_allocation", "num_examples": 2**25},
+        {"allocated lots", "keyed order"},
+        "Poisson lots",
+    ),
     ({"clip_groups": 2}, "clipping in groups", ()),
     ({"public_examples": 8}, "public examples", ()),
     ({"adaptive_clipping": True}, "adaptive clipping", ()),
@@ -85,6 +92,7 @@ DONE = [
     ({"clip_groups": 2}, "groups of weights", ()),
     ({"microbatch_size": 2}, "microbatches", ()),
     ({"views": 2}, "views", ()),
+    (PEOPLE, "people", ()),
     ({"batch_statistics": True}, "lot statistics", ()),
 ]
 

@@ -260,6 +260,7 @@ def _facts(runs: Sequence[Run]) -> dict:
     users = [run.contribution.max_examples_per_user for run in runs]
     return {
         "max_examples_per_user": max(users, default=1),
+        "unit": "person" if {run.contribution.unit for run in runs} == {"person"} else "record",
         "sampling": ", ".join(_unique(run.sampling.name for run in runs)) or "nothing",
         "mechanism": ", ".join(_unique(run.mechanism.name for run in runs)) or "nothing",
         "released": "; ".join(_unique(map(released, runs))) or "nothing",

@@ -87,6 +87,7 @@ class Guarantee:
       sampling, mechanism: Their names.
       released: The released values that the guarantee is about.
       max_examples_per_user: Largest number of records of one user; the guarantee is for all of them.
+      unit: Whom or what the guarantee is for where `max_examples_per_user` is 1: "record" or "person".
       assumptions: Sentences, each of which has to be true.
       mu: Parameter of the equivalent Gaussian mechanism (mu-GDP), or None.
       details: JSON-safe facts about the bound.
@@ -114,6 +115,7 @@ class Guarantee:
     released: str
     mechanism: str
     max_examples_per_user: int = 1
+    unit: str = "record"
     assumptions: tuple[str, ...] = ()
     reason: str | None = None
     mu: float | None = None
@@ -138,13 +140,13 @@ class Guarantee:
     @property
     def neighbours(self) -> str:
         """The neighbouring relation in words."""
-        who, s, other = "one record", "", "a record that contributes nothing"
+        who, s, other = f"one {self.unit}", "", f"a {self.unit} that contributes nothing"
         if self.max_examples_per_user > 1:
             who = f"all records of one user ({self.max_examples_per_user} at most)"
             s, other = "s", "records that contribute nothing"
         change = {
             "zero_out": f"replaced by {other}",
-            "replace_one": f"replaced by any other record{s}",
+            "replace_one": f"replaced by any other {self.unit}{s}",
         }
         return f"{who} {change.get(self.adjacency, 'added or removed')}"
 

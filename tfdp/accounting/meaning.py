@@ -43,8 +43,7 @@ class Facts:
         """What neighbours differ in."""
         if self.users:
             return "all records of one user"
-        people = self.runs and all(run.contribution.units == "people" for run in self.runs)
-        return "one person" if people else "one record"
+        return f"one {self.proven.unit}"
 
     @property
     def epsilon(self) -> str:

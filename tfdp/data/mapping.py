@@ -50,7 +50,7 @@ class RowFunction:
         Returns:
             The structure (x, y, sample_weight) of arrays [rows, ...].
         """
-        packed = [_packed(example) for example in examples]
+        packed = [each_array(np.asarray, _packed(example)) for example in examples]
         if not self.python and _alike(packed):
             rows = tf.nest.map_structure(lambda *values: np.stack(values), *packed)
             try:

@@ -198,11 +198,18 @@ class Part(Source):
         return len(self._places)
 
     def rows(self, indices: np.ndarray) -> tuple:
-        found = self._places.start + self._places.step * indices
-        return self._source.rows(found) if self._places.step > 0 else self._source.take(found)
+        return self.take(indices) if self._places.step < 0 else self._source.rows(self._at(indices))
 
     def take(self, indices: np.ndarray) -> tuple:
-        return self._source.take(self._places.start + self._places.step * indices)
+        return self._source.take(self._at(indices))
+
+    def examples(self, indices: np.ndarray) -> list[tuple]:
+        forwards = self._places.step > 0
+        found = self._source.examples(self._at(indices)[:: 1 if forwards else -1])
+        return found if forwards else found[::-1]
+
+    def _at(self, indices):
+        return self._places.start + self._places.step * indices
 
     def in_memory(self) -> tuple | None:
         places, held = self._places, self._source.in_memory()

@@ -1,0 +1,164 @@
+"""Anything that gives rows by index is a source, and is read only where it has to be."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import sgd
+
+from tests.training.small import small
+from tfdp import data
+from tfdp.data.sources import is_source
+
+X, Y = np.arange(80, dtype=np.float32).reshape(20, 4) / 80, np.arange(20) % 3
+
+
+def seeded():
+    return small(sgd(seed=3), seed=3)
+
+
+class Records:
+    """Single examples, with a note of which were read."""
+
+    def __init__(self, make=lambda index: (X[index], Y[index])):
+        self.make, self.read = make, []
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        return self.make(index)
+
+
+class ManyRecords(Records):
+    def __getitems__(self, indices):
+        assert indices == sorted({*indices})
+        return [self[index] for index in indices]
+
+
+SOURCES = {
+    "records": (Records, {}),
+    "records, many at a time": (ManyRecords, {}),
+    "dictionaries": (
+        lambda: Records(lambda i: {"image": X[i], "label": Y[i], "other": "text"}),
+        {"keys": ("image", "label")},
+    ),
+    "arrays": (lambda: (X, Y), {}),
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize("sampling", ["poisson", "shuffle", "with_replacement"])
+def test_lots_are_the_same_from_every_source(kind, sampling):
+    make, options = SOURCES[kind]
+    source = data.as_source(make(), **options)
+    one = data.make_lots(sampling, source, lot_size=5, seed=1)
+    other = data.make_lots(sampling, X, Y, lot_size=5, seed=1)
+    for lots in zip(one.as_dataset().take(6), other.as_dataset().take(6), strict=True):
+        for a, b in zip(*lots, strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert (one.num_examples, one.steps_per_epoch) == (other.num_examples, other.steps_per_epoch)
+    assert one.spec == other.spec
+
+
+def test_only_drawn_rows_are_read():
+    records = Records()
+    lots = data.make_lots("cyclic", records, lot_size=4)
+    dataset = lots.as_dataset()
+    records.read.clear()
+    next(iter(dataset))
+    assert {*records.read} <= {*range(12)}  # two lots are read ahead
+
+
+def test_arrays_are_not_copied(tmp_path):
+    mapped = np.memmap(tmp_path / "x", np.uint8, "w+", shape=(20, 4))
+    for array in (X.astype(np.float64), mapped):
+        held = data.as_source(array).in_memory()[0]
+        assert np.shares_memory(held, array)
+    lots = data.make_lots("cyclic", X.astype(np.float64), lot_size=2)
+    assert lots.spec[0].dtype == tf.float32
+
+
+def test_parts_are_of_the_same_rows():
+    source = data.as_source(Records())
+    train, held_out = source[:15], source[15:]
+    assert (len(train), len(held_out), len(source[::-2]), len(train[5:10])) == (15, 5, 10, 5)
+    np.testing.assert_array_equal(held_out.rows(np.array([0, 4]))[0], X[[15, 19]])
+    np.testing.assert_array_equal(train[5:10].take(np.array([3, 0, 3]))[0], X[[8, 5, 8]])
+    np.testing.assert_array_equal(source[::-2].rows(np.array([0, 1]))[0], X[[19, 17]])
+    np.testing.assert_array_equal(data.as_source((X, Y))[15:].in_memory()[0], X[15:])
+    with pytest.raises(ValueError, match="rows"):
+        source[20:]
+    with pytest.raises(TypeError, match="parts"):
+        source[3]
+
+
+def test_a_private_model_takes_a_source_as_it_takes_arrays():
+    found = []
+    for given in ({"x": X, "y": Y}, {"x": Records()}):
+        model = seeded()
+        model.fit(
+            **given, batch_size=5, epochs=2, verbose=0, validation_data=data.as_source((X, Y))
+        )
+        found.append(
+            (
+                model.get_weights(),
+                model.privacy.spent(1e-3).epsilon,
+                model.evaluate(**given, verbose=0),
+            )
+        )
+    (one, epsilon, loss), (other, same_epsilon, same_loss) = found
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert epsilon == same_epsilon and loss == pytest.approx(same_loss)
+
+
+def test_a_source_is_split_and_weighted_by_class():
+    model = seeded()
+    history = model.fit(
+        Records(),
+        batch_size=5,
+        validation_split=0.25,
+        class_weight={0: 2.0, 1: 1.0, 2: 0.0},
+        verbose=0,
+    )
+    assert model.privacy.current_run.sampling.num_examples == 15
+    assert "val_loss" in history.history
+
+
+def test_fingerprints_tell_sources_apart():
+    one, same, other = (
+        data.as_source(Records(make)).fingerprint()
+        for make in (lambda i: (X[i], Y[i]), lambda i: (X[i], Y[i]), lambda i: (X[i], Y[-i]))
+    )
+    assert one == same != other
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (Records(), True),
+        (X, False),
+        ([1.0, 2.0], False),
+        ((X, Y), False),
+        ({"a": X}, False),
+        ("text", False),
+        (tf.constant([1.0]), False),
+        (tf.data.Dataset.range(3), False),
+        (data.SourceBatches(data.as_source(X), 2), False),
+        (iter([1]), False),
+    ],
+)
+def test_what_gives_single_examples_is_a_source(value, expected):
+    assert is_source(value) == expected
+
+
+def test_an_error_of_a_row_names_the_row():
+    def broken(index):
+        if index == 7:
+            raise OSError("disk")
+        return X[index], Y[index]
+
+    model = seeded()
+    with pytest.raises(Exception, match=r"row 7 of the source"):
+        model.fit(Records(broken), batch_size=20, verbose=0)
