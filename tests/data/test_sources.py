@@ -72,9 +72,9 @@ def test_only_drawn_rows_are_read():
 
 def test_arrays_are_not_copied(tmp_path):
     mapped = np.memmap(tmp_path / "x", np.uint8, "w+", shape=(20, 4))
-    for array in (X.astype(np.float64), mapped):
-        held = data.as_source(array).in_memory()[0]
-        assert np.shares_memory(held, array)
+    array = X.astype(np.float64)
+    assert np.shares_memory(data.as_source(array).in_memory()[0], array)
+    assert data.as_source(mapped).in_memory() is None
     lots = data.make_lots("cyclic", X.astype(np.float64), lot_size=2)
     assert lots.spec[0].dtype == tf.float32
 
@@ -162,3 +162,33 @@ def test_an_error_of_a_row_names_the_row():
     model = seeded()
     with pytest.raises(Exception, match=r"row 7 of the source"):
         model.fit(Records(broken), batch_size=20, verbose=0)
+
+
+class TestDatasets:
+    def dataset(self):
+        return tf.data.Dataset.from_tensor_slices(
+            ({"a": X, "b": Y.astype(str)}, Y.astype(np.float64))
+        )
+
+    @pytest.mark.parametrize("on_disk", [False, True])
+    def test_single_examples_are_read_once(self, on_disk, tmp_path):
+        folder = tmp_path / "cache" if on_disk else None
+        lots = data.make_lots("cyclic", self.dataset(), lot_size=20, cache=folder)
+        x, y, _ = next(lots.as_dataset().as_numpy_iterator())
+        np.testing.assert_array_equal(x["a"], X)
+        assert x["b"].tolist() == [str(value).encode() for value in Y] and y.dtype == np.float32
+        np.testing.assert_array_equal(y, Y)
+        if on_disk:
+            assert lots.source.in_memory() is None
+            assert {file.name for file in folder.iterdir()} == {"0.bin", "2.bin"}
+            with pytest.raises(FileExistsError):
+                data.read_dataset(self.dataset(), folder)
+
+    def test_what_is_no_set_of_examples_is_refused(self):
+        for dataset, message in (
+            (self.dataset().batch(4), "unbatch"),
+            (self.dataset().repeat(), "no end"),
+            (self.dataset().take(0), "no example"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                data.make_lots("poisson", dataset, lot_size=1)

@@ -61,7 +61,9 @@ def of_random_search(
     mean = _mean(mean)
     trials = in_equal_terms(trials)
     alone = [directly_proven(runs, delta, adjacency) for runs in trials]
-    if len({guarantee.unit for guarantee in alone}) > 1:  # people in some trials, examples in others
+    if (
+        len({guarantee.unit for guarantee in alone}) > 1
+    ):  # people in some trials, examples in others
         return directly_proven([run for runs in trials for run in runs], delta, adjacency)
     dearest = max(alone, key=lambda guarantee: guarantee.epsilon)
     if math.isinf(dearest.epsilon):

@@ -28,6 +28,7 @@ _PUBLIC = {
     "row_multiple_for": "lots",
     "split_people": "people",
     "SourceBatches": "batches",
+    "read_dataset": "reading",
     "SCHEMES": "schemes",
     "Source": "sources",
     "as_source": "sources",

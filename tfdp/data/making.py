@@ -1,10 +1,14 @@
 """`make_lots`: lots of a named sampling scheme from arrays or any other source of examples."""
 
+import os
 from typing import Any
+
+import tensorflow as tf
 
 from tfdp._validate import one_of
 from tfdp.data.lots import Lots
 from tfdp.data.people import People
+from tfdp.data.reading import read_dataset
 from tfdp.data.schemes import SCHEMES
 from tfdp.data.sources import as_source
 
@@ -23,6 +27,7 @@ def make_lots(
     groups: int | None = None,
     nominal_examples: int | None = None,
     keep_last: bool = False,
+    cache: str | os.PathLike | None = None,
     augmentations: int = 1,
     privacy_ids: Any = None,
     examples_per_person: int | None = None,
@@ -35,7 +40,8 @@ def make_lots(
         x: inputs; an array or a nested dict, tuple or list of arrays, first dimension N, which are not
             copied. Floats of any precision become `keras.config.floatx()`, as in Keras. None is an
             optional input that is absent. Or a source of examples, anything that gives one for an
-            index: see `as_source`.
+            index: see `as_source`. Or a `tf.data.Dataset` of single examples, which is read once: see
+            `read_dataset`.
         y: targets; likewise. None if the loss needs none, or with a source.
         lot_size: L, an integer from 1 to N.
         physical_batch_size: number of rows in one chunk; the whole padded lot by default.
@@ -53,6 +59,7 @@ def make_lots(
         groups: see `schemes.CyclicPoisson`; required for "cyclic_poisson", and for no other scheme.
         nominal_examples: see `schemes.Poisson`; for "poisson" only.
         keep_last: see `schemes.Cyclic`; for "cyclic" only.
+        cache: folder for the examples of a `tf.data.Dataset`; None keeps them in memory.
         augmentations: K, number of views of each example, which `Lots.map` makes: their gradients are
             averaged, and the average is clipped (De et al. 2022, section 3.2). Rows count views.
         privacy_ids: whose each example is: an integer or text for each. Then people are drawn; N, L and
@@ -93,6 +100,10 @@ def make_lots(
         )
     if keep_last and sampling != "cyclic":
         raise ValueError(f"keep_last goes with sampling 'cyclic'. Received it with {sampling!r}.")
+    if isinstance(x, tf.data.Dataset):
+        x = read_dataset(x, cache)
+    elif cache is not None:
+        raise ValueError("cache goes with a tf.data.Dataset. Leave it out.")
     source = as_source(x, y, sample_weight)
     people = _people(privacy_ids, examples_per_person, len(source))
     own = {"groups": groups, "nominal_examples": nominal_examples, "keep_last": keep_last or None}

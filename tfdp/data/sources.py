@@ -15,6 +15,7 @@ drawn, what is done to a row, how a lot is filled up) is the same for all source
 import abc
 import functools
 import hashlib
+import mmap
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -134,11 +135,11 @@ class Columns(Source):
         return each_array(lambda column: _rows_of(column, indices), self._columns)
 
     def take(self, indices: np.ndarray) -> tuple:
-        return self.rows(indices) if self.in_memory() is not None else super().take(indices)
+        arrays = all(isinstance(column, np.ndarray) for column in all_arrays(self._columns))
+        return self.rows(indices) if arrays else super().take(indices)
 
     def in_memory(self) -> tuple | None:
-        held = all(isinstance(column, np.ndarray) for column in all_arrays(self._columns))
-        return self._columns if held else None
+        return self._columns if all(map(_is_held, all_arrays(self._columns))) else None
 
 
 class Records(Source):
@@ -349,6 +350,15 @@ def named_row(index, function, *arguments):
     except Exception as error:
         error.add_note(f"(row {index} of the source)")
         raise
+
+
+def _is_held(column) -> bool:
+    """Whether a column is in memory, and neither read piece by piece nor mapped from a file."""
+    if not isinstance(column, np.ndarray):
+        return False
+    while isinstance(column, np.ndarray) and not isinstance(column, np.memmap):
+        column = column.base
+    return not isinstance(column, np.memmap | mmap.mmap)
 
 
 def _rows_of(column, indices):
