@@ -16,7 +16,7 @@ from tfdp.data.arrays import each_array
 from tfdp.data.mapping import RowFunction
 from tfdp.data.people import People
 from tfdp.data.permutation import siphash
-from tfdp.data.sources import Source, rows_of_columns
+from tfdp.data.sources import Source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,15 +105,22 @@ class Assembly:
         if not len(indices):
             indices = views = np.zeros(1, np.int64)
         at, places = np.unique(indices, return_inverse=True)
-        examples = self.source.examples(at)
+        rows = self.source.read(at)
         seeds, repeated = np.zeros((len(at), 2), np.int32), False
         for function in self.functions:
             if function.seeded and not repeated:
-                examples, at = [examples[place] for place in places], indices
-                seeds, repeated = _seeds(siphash(secret, step, indices, views)), True
-            columns = function(examples, seeds, at)
-            examples = rows_of_columns(columns)
-        return columns if repeated else each_array(lambda c: np.take(c, places, axis=0), columns)
+                rows, at, repeated = _repeated(rows, places), indices, True
+                seeds = _seeds(siphash(secret, step, indices, views))
+            rows = function(rows, seeds, at)
+        made = rows if repeated else _repeated(rows, places)
+        assert isinstance(made, tuple)  # there is a function
+        return made
+
+
+def _repeated(rows, places):
+    if isinstance(rows, list):
+        return [rows[place] for place in places]
+    return each_array(lambda column: np.take(column, places, axis=0), rows)
 
 
 def _seeds(hashes):

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import os
 from collections.abc import Callable
 
 import keras
@@ -16,7 +17,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.data.arrays import each_array
-from tfdp.data.sources import Source, in_lots, in_threads, named_row, stacked
+from tfdp.data.sources import (
+    Source,
+    in_lots,
+    in_threads,
+    named_row,
+    rows_of_columns,
+    stacked,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,28 +47,31 @@ class RowFunction:
         needed = [p for p in given if p.kind in kinds and p.default is p.empty]
         return len(needed) > 1
 
-    def __call__(self, examples: list[tuple], seeds: np.ndarray, indices: np.ndarray) -> tuple:
-        """Applies the function to examples.
+    def __call__(self, rows: tuple | list[tuple], seeds: np.ndarray, indices: np.ndarray) -> tuple:
+        """Applies the function to rows.
 
         Args:
-            examples: (x, y, sample_weight) of single rows.
+            rows: (x, y, sample_weight), structures of arrays, or a list of such examples.
             seeds: int32 of shape [rows, 2], not negative.
             indices: the rows in the source, for messages.
 
         Returns:
             The structure (x, y, sample_weight) of arrays [rows, ...].
         """
-        packed = [each_array(np.asarray, _packed(example)) for example in examples]
-        if not self.python and _alike(packed):
-            rows = tf.nest.map_structure(lambda *values: np.stack(values), *packed)
-            try:
-                made = _unpacked(self._of_rows(rows, seeds))
-                return each_array(lambda column: in_lots(np.asarray(column)), made)
-            except tf.errors.OpError:
-                pass  # a row is the cause; calls row by row find it
-        one = self._called if self.python else self._traced
-        calls = [*zip(indices, itertools.repeat(one), packed, seeds, strict=False)]
-        return stacked([_unpacked(made) for made in in_threads(_named, calls)], indices)
+        with tf.device("CPU:0"):  # whichever device trains
+            if isinstance(rows, list) and not self.python and _alike(rows):
+                rows = stacked(rows, indices)
+            if isinstance(rows, tuple) and not self.python:
+                try:
+                    made = _unpacked(self._of_rows(_packed(rows), seeds))
+                    return each_array(lambda column: in_lots(np.asarray(column)), made)
+                except tf.errors.OpError:
+                    pass  # a row is the cause; calls row by row find it
+            examples = rows if isinstance(rows, list) else rows_of_columns(rows)
+            examples = [each_array(np.asarray, _packed(example)) for example in examples]
+            one = self._called if self.python else self._traced
+            calls = [*zip(indices, itertools.repeat(one), examples, seeds, strict=False)]
+            return stacked([_unpacked(made) for made in in_threads(_named, calls)], indices)
 
     def _called(self, example, seed):
         return self.function(example, seed) if self.seeded else self.function(example)
@@ -75,31 +86,23 @@ class RowFunction:
 
         @functools.partial(tf.function, reduce_retracing=True, autograph=False)
         def of_rows(rows, seeds):
-            one = [
-                tf.TensorSpec(leaf.shape[1:], leaf.dtype) for leaf in tf.nest.flatten((rows, seeds))
-            ]
+            dataset = tf.data.Dataset.from_tensor_slices((rows, seeds))
             try:
-                made = self._traced.get_concrete_function(
-                    *tf.nest.pack_sequence_as((rows, seeds), one)
-                )
+                dataset = dataset.map(self._called, num_parallel_calls=_PARALLEL)
             except Exception as error:
                 error.add_note(_NOT_TRACED)
                 raise
-            outputs = tf.nest.map_structure(
-                lambda t: tf.TensorSpec(t.shape, t.dtype), made.structured_outputs
-            )
-            return tf.map_fn(
-                lambda row: self._traced(*row),
-                (rows, seeds),
-                fn_output_signature=outputs,
-                parallel_iterations=_PARALLEL,
-            )
+            options = tf.data.Options()
+            options.autotune.enabled = False
+            options.experimental_optimization.apply_default_optimizations = False
+            number = tf.shape(seeds, tf.int64)[0]
+            return dataset.batch(number).with_options(options).get_single_element()
 
         return of_rows
 
 
 # Number of rows that one graph works on at the same time.
-_PARALLEL = 16
+_PARALLEL = min(8, os.cpu_count() or 1)
 
 _NOT_TRACED = (
     "(a function of lots.map is traced by TensorFlow, as in Dataset.map; map(f, python=True) calls a "
@@ -154,4 +157,4 @@ class Mapped(Source):
 
     def rows(self, indices: np.ndarray) -> tuple:
         seeds = np.zeros((len(indices), 2), np.int32)
-        return self._function(self._source.examples(indices), seeds, indices)
+        return self._function(self._source.read(indices), seeds, indices)

@@ -15,9 +15,12 @@ drawn, what is done to a row, how a lot is filled up) is the same for all source
 import abc
 import functools
 import hashlib
+import itertools
 import mmap
 import operator
+import os
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
@@ -60,12 +63,12 @@ class Source(abc.ABC):
         rows = self.rows(found)
         return each_array(lambda column: np.take(column, places, axis=0), rows)
 
-    def examples(self, indices: np.ndarray) -> list[tuple]:
-        """Returns single examples (x, y, sample_weight) at sorted, distinct indices.
+    def read(self, indices: np.ndarray) -> tuple | list[tuple]:
+        """Returns rows as `rows` does, or as a list of examples whose shapes may differ.
 
-        Their shapes may differ, where a function makes them equal afterwards.
+        Where they differ, a function has to make them equal afterwards.
         """
-        return rows_of_columns(self.rows(indices))
+        return self.rows(indices)
 
     def in_memory(self) -> tuple | None:
         """All rows, where they are arrays in memory; else None."""
@@ -158,12 +161,12 @@ class Records(Source):
         return len(self._records)
 
     def rows(self, indices: np.ndarray) -> tuple:
-        return stacked(self.examples(indices), indices)
+        return stacked(self.read(indices), indices)
 
-    def examples(self, indices: np.ndarray) -> list[tuple]:
-        return [self._example(record) for record in self._read(indices.tolist())]
+    def read(self, indices: np.ndarray) -> list[tuple]:
+        return [self._example(record) for record in self._records_at(indices.tolist())]
 
-    def _read(self, indices: list[int]) -> Iterable:
+    def _records_at(self, indices: list[int]) -> Iterable:
         if hasattr(self._records, "__getitems__"):
             return self._records.__getitems__(indices)
         return in_threads(lambda index: named_row(index, self._records.__getitem__, index), indices)
@@ -204,10 +207,8 @@ class Part(Source):
     def take(self, indices: np.ndarray) -> tuple:
         return self._source.take(self._at(indices))
 
-    def examples(self, indices: np.ndarray) -> list[tuple]:
-        forwards = self._places.step > 0
-        found = self._source.examples(self._at(indices)[:: 1 if forwards else -1])
-        return found if forwards else found[::-1]
+    def read(self, indices: np.ndarray) -> tuple | list[tuple]:
+        return self.rows(indices) if self._places.step < 0 else self._source.read(self._at(indices))
 
     def _at(self, indices):
         return self._places.start + self._places.step * indices
@@ -330,17 +331,22 @@ def rows_of_columns(columns: tuple) -> list[tuple]:
 
 
 def in_threads(function: Callable, values: Sequence) -> list:
-    """Applies a function to values in several threads, and returns the results in order."""
-    if len(values) < 2:
+    """Applies a function to values in a few threads, and returns the results in order."""
+    size = -(-len(values) // _THREADS)
+    if size < 2:
         return [function(value) for value in values]
-    return [*_pool().map(function, values)]
+    parts = [values[start : start + size] for start in range(0, len(values), size)]
+    done = _pool().map(lambda part: [function(value) for value in part], parts)
+    return [*itertools.chain.from_iterable(done)]
+
+
+# Python runs in one thread at a time; more threads than these only wait for files.
+_THREADS = min(8, 2 * (os.cpu_count() or 1))
 
 
 @functools.cache
 def _pool():
-    from concurrent.futures import ThreadPoolExecutor
-
-    return ThreadPoolExecutor(thread_name_prefix="tfdp_rows")
+    return ThreadPoolExecutor(_THREADS, thread_name_prefix="tfdp_rows")
 
 
 def named_row(index, function, *arguments):
