@@ -265,7 +265,7 @@ class RandomAllocation(Scheme):
 
     def draw(self, words, stream, step, turn=0):
         epoch, lot = divmod(step, self.steps_per_epoch)
-        made = words.once((self, stream, epoch), lambda: self._epoch(words, stream, epoch))
+        made = words.of_epoch((self, stream), epoch, lambda: self._epoch(words, stream, epoch))
         if isinstance(made, Allocation):
             return made.lot(lot)
         return np.sort(_in_order(words, stream, epoch, self.units, *made.lot(lot)))
@@ -282,9 +282,8 @@ def _in_order(words, stream, epoch, units, first, count):
     if units > MOST_SHUFFLED:
         secret = words.secret(stream, epoch, ORDER)
         return KeyedPermutation(secret, units).at(np.arange(first, first + count))
-    made = words.once(
-        ("order", units, stream, epoch), lambda: order(words.bits(stream, epoch, ORDER), units)
-    )
+    bits = words.bits(stream, epoch, ORDER)
+    made = words.of_epoch((units, stream), epoch, lambda: order(bits, units))
     return made[first : first + count]
 
 

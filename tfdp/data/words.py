@@ -69,7 +69,7 @@ class Words:
     def __init__(self, secret: bytes, streams: bool = True):
         self._key = np.frombuffer(secret, "<u8").astype(np.uint64)
         self._streams = itertools.count(1) if streams else itertools.repeat(0)
-        self._made: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()
+        self._made: collections.OrderedDict[Hashable, tuple[int, Any]] = collections.OrderedDict()
         self._lock = threading.Lock()
 
     @classmethod
@@ -101,11 +101,18 @@ class Words:
         counter = np.array([0, position, stream, purpose], np.uint64)
         return Bits(np.random.Philox(key=self._key, counter=counter))
 
-    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Returns what `make` gives for a key, and keeps the last two results."""
+    def of_epoch(self, key: Hashable, epoch: int, make: Callable[[], Any]) -> Any:
+        """Returns what `make` gives for an epoch, made once.
+
+        The newest epoch of two keys is kept, so that an order of all units is in memory once for each
+        iterator, and two may take turns.
+        """
         with self._lock:
-            if key not in self._made:
-                self._made[key] = make()
-                if len(self._made) > 2:
-                    self._made.popitem(last=False)
-            return self._made[key]
+            kept, made = self._made.pop(key, (None, None))
+            if kept != epoch:
+                del made
+                made = make()
+            self._made[key] = epoch, made
+            if len(self._made) > 2:
+                self._made.popitem(last=False)
+            return made
