@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 from tfdp._settings import check_rivals, flag_of
-from tfdp.accounting.choices import USUAL_STRATEGY, CorrelatedNoise
+from tfdp.accounting.choices import USUAL_STRATEGY, completed
 from tfdp.accounting.command.common import USUAL_EPSILON
 from tfdp.accounting.command.flags import SETTINGS, Flags
 from tfdp.accounting.described import describe, steps_for
@@ -110,8 +110,8 @@ def plan(flags: Flags) -> Plan:
     notes = []
     if "strategy" in names:
         searched = flags.groups is None and flags.bands is None and flags.epsilon is None
-        noise = CorrelatedNoise.of(flags, steps=steps).completed(without_budget=USUAL_EPSILON)
-        flags = flags.choose(strategy=noise.strategy, bands=noise.bands, groups=noise.groups)
+        known = flags.num_examples, flags.lot_size, steps
+        flags = flags.choose(**completed(flags, *known, without_budget=USUAL_EPSILON))
         if searched and flags.groups:
             notes.append(
                 f"{flags.groups} groups and bands have the least noise at epsilon "
