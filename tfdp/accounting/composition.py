@@ -3,8 +3,6 @@
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from tfdp.accounting import claims
 from tfdp.accounting.analysis import Analysis
 from tfdp.accounting.assumptions import OF_SEVERAL_RUNS
@@ -16,7 +14,7 @@ from tfdp.accounting.run import Run, check_runs
 from tfdp.accounting.sentences import all_of
 from tfdp.accounting.wording import released
 
-_NO_NOISE = "No noise was added."
+_NO_NOISE = "No (or next to no) noise was added."
 # A single change gets a much smaller delta than all of them, so its losses need finer tails.
 _TAILS_OF_ONE_CHANGE = 1e-2
 
@@ -196,15 +194,15 @@ def claimed_composition(
     runs = check_runs(runs)
     check_adjacency(adjacency)
     formulas = [(run, entry_of(claims.CLAIMS, run.mechanism)) for run in runs]
-    renyi = [(run, formula.divergences(run)) for run, formula in formulas if formula.divergences]
-    others = _merged(run for run, formula in formulas if not formula.divergences)
+    renyi = [formula.divergences(run) for run, formula in formulas if formula.divergences]
+    others = _merged((run, formula.epsilon) for run, formula in formulas if formula.epsilon)
     share = delta / (len(others) + bool(renyi) or 1)
-    parts = [_claim_of_formula(run, share) for run in others]
+    parts = [claim(run, share) for run, claim in others]
     if renyi or not others:
-        parts.append(_claim_of_divergences(renyi, share))
+        parts.append(claims.of_divergences(renyi, share))
     epsilon = sum(part.epsilon for part in parts)
-    reasons = _unique(part.reason for part in parts if math.isinf(part.epsilon) and part.reason)
-    facts = _facts(runs) | {"max_examples_per_user": 1}
+    known = [part.reason for part in parts] + [getattr(r.mechanism, "reason", None) for r in runs]
+    reasons = _unique(reason for reason in known if reason) or (_NO_NOISE,)
     return Guarantee(
         epsilon=epsilon,
         delta=delta,
@@ -216,36 +214,17 @@ def claimed_composition(
         ),
         details=parts[0].details if len(parts) == 1 else {"bound": "sum of parts, delta split"},
         reason=" ".join(reasons) if math.isinf(epsilon) else None,
-        **facts,
+        **_facts(runs) | {"max_examples_per_user": 1},
     )
 
 
-def _claim_of_formula(run: Run, delta: float) -> claims.Claim:
-    """The claim of a run whose formula has no divergences."""
-    epsilon = entry_of(claims.CLAIMS, run.mechanism).epsilon
-    assert epsilon is not None  # a formula has one of the two
-    return epsilon(run, delta)
-
-
-def _claim_of_divergences(renyi: Sequence[tuple[Run, np.ndarray]], delta: float) -> claims.Claim:
-    """The claim of runs with their divergences, which add."""
-    rdp = sum((divergences for _, divergences in renyi), np.zeros(len(claims.ORDERS_2020)))
-    epsilon, order = claims.classic_epsilon(rdp, delta)
-    details = {"bound": "RDP, 2020 orders, classic conversion", "rdp_order": order}
-    infinite = [run for run, divergences in renyi if not math.isfinite(min(divergences))]
-    reasons = _unique(getattr(run.mechanism, "reason", _NO_NOISE) for run in infinite)
-    return claims.Claim(
-        epsilon, details if math.isfinite(order) else {}, " ".join(reasons) or _NO_NOISE
-    )
-
-
-def _merged(runs) -> list[Run]:
-    """Merges runs that differ in the number of steps only; the numbers of steps add."""
-    merged: dict[Run, int] = {}
-    for run in runs:
-        alike = run.with_steps(0)
+def _merged(pairs):
+    """Merges runs, each with its formula, that differ in the number of steps only; steps add."""
+    merged: dict = {}
+    for run, formula in pairs:
+        alike = run.with_steps(0), formula
         merged[alike] = merged.get(alike, 0) + run.steps
-    return [run.with_steps(steps) for run, steps in merged.items()]
+    return [(run.with_steps(steps), formula) for (run, formula), steps in merged.items()]
 
 
 def _facts(runs: Sequence[Run]) -> dict:
