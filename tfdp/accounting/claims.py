@@ -286,5 +286,8 @@ def of_divergences(divergences: Sequence[np.ndarray], delta: float) -> Claim:
     # A divergence that is not positive is a numerical failure, so its order is not used.
     epsilon = np.where(rdp > 0, rdp + math.log(1 / delta) / (orders - 1), math.inf)
     best = int(np.argmin(epsilon))
-    details = {"bound": "RDP, 2020 orders, classic conversion", "rdp_order": float(orders[best])}
+    details = {
+        "conversion": "RDP, 2020 orders, classic conversion",
+        "rdp_order": float(orders[best]),
+    }
     return Claim(float(epsilon[best]), details)

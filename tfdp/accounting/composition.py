@@ -9,7 +9,7 @@ from tfdp.accounting.assumptions import OF_SEVERAL_RUNS
 from tfdp.accounting.guarantee import Guarantee, check_adjacency, check_delta, check_kind
 from tfdp.accounting.mechanisms import entry_of
 from tfdp.accounting.numerics import group_privacy, privacy_loss
-from tfdp.accounting.proofs import analyse, analyse_one_change
+from tfdp.accounting.proofs import analyse
 from tfdp.accounting.run import Run, check_runs
 from tfdp.accounting.sentences import all_of
 from tfdp.accounting.wording import released
@@ -101,7 +101,7 @@ def _by_group_privacy(
         return found
     tails = _TAILS_OF_ONE_CHANGE * found.delta
     analyses = [
-        analyse_one_change(run, tails, kind) for run, (kind, _) in zip(runs, chains, strict=True)
+        analyse(run, tails, kind, True) for run, (kind, _) in zip(runs, chains, strict=True)
     ]
     losses = _losses(analyses)
     # Of theorems of the same kinds, those about all changes at once are as tight, or tighter.
@@ -155,9 +155,7 @@ def _guarantee(
     if reasons:
         return Guarantee(epsilon=math.inf, reason=" ".join(reasons), **fields)
     assumptions = _unique(sentence for a in analyses for sentence in a.assumptions)
-    details = dict(spent.details)
-    if len(analyses) == 1:
-        details = analyses[0].details | {"conversion": details.pop("bound")} | details
+    details = (analyses[0].details if len(analyses) == 1 else {}) | spent.details
     reason = None
     if math.isinf(spent.epsilon):
         reason = (
@@ -212,7 +210,9 @@ def claimed_composition(
             *_unique(sentence for _, formula in formulas for sentence in formula.assumptions),
             *claims.differences(runs, adjacency),
         ),
-        details=parts[0].details if len(parts) == 1 else {"bound": "sum of parts, delta split"},
+        details=parts[0].details
+        if len(parts) == 1
+        else {"conversion": "sum of parts, delta split"},
         reason=" ".join(reasons) if math.isinf(epsilon) else None,
         **_facts(runs) | {"max_examples_per_user": 1},
     )
