@@ -11,8 +11,8 @@ from tfdp.accounting.mechanisms import entry_of
 from tfdp.accounting.numerics import group_privacy, privacy_loss
 from tfdp.accounting.proofs import analyse
 from tfdp.accounting.run import Run, check_runs
-from tfdp.accounting.sentences import all_of
-from tfdp.accounting.wording import released
+from tfdp.accounting.sentences import all_of, first_of
+from tfdp.accounting.wording import RELEASED
 
 _NO_NOISE = "No (or next to no) noise was added."
 # A single change gets a much smaller delta than all of them, so its losses need finer tails.
@@ -105,7 +105,7 @@ def _by_group_privacy(
     ]
     losses = _losses(analyses)
     # Of theorems of the same kinds, those about all changes at once are as tight, or tighter.
-    if any(a.reason for a in analyses) or _kinds(losses) == _kinds(found.losses):
+    if any(a.reason for a in analyses) or [*map(type, losses)] == [*map(type, found.losses)]:
         return found
     spent = group_privacy.epsilon_of(losses, found.delta, changes, below=found.epsilon)
     if spent is None:
@@ -113,10 +113,6 @@ def _by_group_privacy(
     spent.details["change"] = " or ".join(_unique(kind for kind, _ in chains))
     fields = {"delta": found.delta, "adjacency": found.adjacency, "changes": changes}
     return _guarantee(runs, analyses, spent, **fields)
-
-
-def _kinds(losses: Sequence[privacy_loss.Loss]) -> list[type]:
-    return [type(loss) for loss in losses]
 
 
 def directly_proven(runs: Sequence[Run], delta: float, adjacency: str) -> Guarantee:
@@ -233,7 +229,7 @@ def _facts(runs: Sequence[Run]) -> dict:
         "max_examples_per_user": max(users, default=1),
         "sampling": ", ".join(_unique(run.sampling.name for run in runs)) or "nothing",
         "mechanism": ", ".join(_unique(run.mechanism.name for run in runs)) or "nothing",
-        "released": "; ".join(_unique(map(released, runs))) or "nothing",
+        "released": "; ".join(_unique(first_of(RELEASED, run) for run in runs)) or "nothing",
     }
 
 
