@@ -68,7 +68,7 @@ EXECUTED: Table = {
     "nominal examples": (lambda run: run.sampling.nominal, " (a nominal number)"),
     "no privacy": (mechanism_is(NoMechanism), ", without privacy"),
     "noise": (mechanism_is(NoisyMechanism), ", noise multiplier {noise}"),
-    "noise of a family": (mechanism_is(DiscreteSGD), " of {run.mechanism.encoding.family}"),
+    "noise of a family": (mechanism_is(DiscreteSGD), " ({run.mechanism.encoding.family})"),
     "strategy": (mechanism_is(Matrix), " correlated by {run.mechanism.strategy.name}"),
     "bands": (
         lambda run: isinstance(run.mechanism, Matrix) and run.mechanism.strategy.bands is not None,
