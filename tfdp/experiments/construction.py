@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from tfdp.accounting import Contribution, PrivacyBudget, Run, noise_for
-from tfdp.accounting.choices import completed
+from tfdp.accounting.band_choice import completed
 from tfdp.accounting.mechanisms import NoMechanism, mechanism_class
 from tfdp.experiments.settings import Experiment
 from tfdp.optimizers import MECHANISMS, NoisySGD

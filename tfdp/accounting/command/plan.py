@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from tfdp._settings import check_rivals, flag_of
+from tfdp.accounting.band_choice import completed
 from tfdp.accounting.calibration import noise_for
-from tfdp.accounting.choices import completed
 from tfdp.accounting.command.common import USUAL_EPSILON
 from tfdp.accounting.command.flags import SETTINGS, Flags
 from tfdp.accounting.composition import claimed, proven
