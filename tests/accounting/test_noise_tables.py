@@ -58,7 +58,7 @@ def test_the_worst_pattern_may_begin_late(steps):
 def test_every_prefix_is_covered(sampling):
     for n in range(1, 12):
         response = Diagonal(np.array(TABLE[:n]) ** -2.0)
-        found, _ = largest_square(vary(RUN, sampling=sampling, steps=n).sampling, response)
+        found = largest_square(vary(RUN, sampling=sampling, steps=n).sampling, response)
         worst = max(sum(TABLE[t] ** -2.0 for t in p) for p in patterns(sampling, n))
         assert found == pytest.approx(worst)
 

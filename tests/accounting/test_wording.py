@@ -71,7 +71,7 @@ ASSUMED = [
     ({"mechanism": "matrix", "strategy": Strategy(name="identity")}, (), ()),
     (encoded("gaussian"), {"codebook", "encoding"}, ()),
     (encoded("laplace"), {"codebook", "encoding", "noise of another family"}, "Gaussian noise"),
-    (STUDENT, {"codebook", "encoding", "noise with degrees of freedom"}, "Gaussian noise"),
+    (STUDENT, {"codebook", "encoding", "noise of another family"}, "Gaussian noise"),
 ]
 DONE = [
     ({"steps": 1}, "one step", "steps"),
@@ -80,8 +80,7 @@ DONE = [
     ({"sampling": "cyclic"}, "lots", "nominal lots"),
     ({"nominal": True}, "nominal examples", ()),
     (NONE, "no privacy", "noise"),
-    (encoded("laplace"), {"noise of a family", "scale"}, "noise"),
-    (STUDENT, {"noise of a family", "scale", "freedom"}, "noise"),
+    (encoded("laplace"), "noise of a family", ()),
     (MATRIX, "strategy", ()),
     (BANDS, {"strategy", "bands"}, ()),
     (SI, "update rule", ()),

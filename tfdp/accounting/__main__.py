@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from tfdp.accounting.command import plan, plot, table
 from tfdp.accounting.command.flags import Flags, parse, table_of
 from tfdp.accounting.guarantee import format_epsilon
+from tfdp.accounting.statements import Statement
 
 
 def _table(flags: Flags, name: str, values: Sequence[int | float]) -> str:
@@ -36,26 +37,14 @@ def _statement(flags: Flags) -> str:
         )
     plan.check_complete(flags)
     found = plan.plan(flags).with_noise()
-    from tfdp.accounting.statements import Statement
-
     statement = Statement.from_guarantees([found.run], found.claimed, found.proven)
     if flags.json:
-        return json.dumps(
-            {
-                "noise_multiplier": found.noise_multiplier,
-                "claimed": found.claimed.to_dict(),
-                "proven": found.proven.to_dict(),
-                "run": found.run.to_dict(),
-                "chosen": found.chosen,
-                "statement": statement.to_dict(),
-            },
-            indent=2,
-            allow_nan=False,
-        )
+        record = found.to_dict() | {"statement": statement.to_dict()}
+        return json.dumps(record, indent=2, allow_nan=False)
     lines = []
     if flags.epsilon is not None:
         lines.append(
-            f"Noise multiplier {found.noise_multiplier:.6g} meets "
+            f"Noise multiplier {found.noise:.6g} meets "
             f"{found.flags.guarantee} epsilon {format_epsilon(flags.epsilon)}."
         )
     if found.chosen:

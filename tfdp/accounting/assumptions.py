@@ -49,16 +49,13 @@ START = {
 }
 
 
-def _family(run: Run) -> str:
-    """Name of the family of the noise."""
-    encoding = getattr(run.mechanism, "encoding", None)
-    return GAUSSIAN if encoding is None else encoding.noise
+def _encoded(run: Run) -> bool:
+    return isinstance(run.mechanism, DiscreteSGD)
 
 
-def _freedom(run: Run) -> float | None:
-    """Degrees of freedom of the noise; None for the families that have none."""
-    encoding = getattr(run.mechanism, "encoding", None)
-    return None if encoding is None else encoding.degrees_of_freedom
+def _other_family(run: Run) -> bool:
+    """Whether the noise is not Gaussian."""
+    return isinstance(run.mechanism, DiscreteSGD) and run.mechanism.encoding.noise != GAUSSIAN
 
 
 # What only the user can confirm. Conditions get the run and its `Analysis`.
@@ -202,18 +199,12 @@ ENFORCED: Table = {
         "noise multiplier covers the sum and the count together.",
     ),
     "Gaussian noise": (
-        lambda run, _: _family(run) == GAUSSIAN,
+        lambda run, _: not _other_family(run),
         "The noise is Gaussian, independent and secret.",
     ),
     "noise of another family": (
-        lambda run, _: _family(run) != GAUSSIAN and _freedom(run) is None,
-        "The noise is {run.mechanism.encoding.noise}, independent in every weight and secret.",
-    ),
-    "noise with degrees of freedom": (
-        lambda run, _: _freedom(run) is not None,
-        "The noise is {run.mechanism.encoding.noise} with "
-        "{run.mechanism.encoding.degrees_of_freedom:g} degrees of freedom, independent in every "
-        "weight and secret.",
+        lambda run, _: _other_family(run),
+        "The noise is {run.mechanism.encoding.family}, independent in every weight and secret.",
     ),
     "noise of dropout": (
         mechanism_is(DPDropout),
@@ -250,14 +241,6 @@ def _bare_step(run: Run) -> int | None:
     noise = getattr(run.mechanism, "noise_multiplier", None)
     table = noise[: run.steps] if isinstance(noise, tuple) else ()
     return table.index(0.0) if 0.0 in table else None
-
-
-def _encoded(run: Run) -> bool:
-    return isinstance(run.mechanism, DiscreteSGD)
-
-
-def _other_family(run: Run) -> bool:
-    return _family(run) != GAUSSIAN
 
 
 # Why nothing finite is proven about a run of at least one step. The first row that holds is the
@@ -335,8 +318,8 @@ UNPROVEN: Table = {
 }
 
 
-def unproven(run: Run, adjacency: str) -> str | None:
-    """The reason why nothing finite is proven about a run, or None."""
+def unproven(run: Run, adjacency: str) -> str:
+    """The reason why nothing finite is proven about a run; empty if there is none."""
     return first_of(UNPROVEN, run, adjacency, run=run, bare_step=_bare_step(run))
 
 

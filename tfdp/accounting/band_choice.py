@@ -1,4 +1,4 @@
-"""Choice of the number of bands of correlated noise.
+"""Choice of the strategy, bands and groups of correlated noise that a command leaves open.
 
 With few bands, sampling amplifies more; with many bands, the noise of different steps cancels more.
 With cyclic Poisson lots and as many groups as bands, the noise on the prefix sums of the gradients
@@ -9,9 +9,11 @@ strategy. One band is DP-SGD with Poisson lots, so the best choice is never wors
 import dataclasses
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from tfdp._validate import one_of, whole
 from tfdp.accounting.calibration import CalibrationError, noise_for, typical_noise
+from tfdp.accounting.described import describe
 from tfdp.accounting.guarantee import check_delta, check_epsilon
 from tfdp.accounting.mechanisms import Matrix
 from tfdp.accounting.run import Run, check_run
@@ -21,6 +23,9 @@ from tfdp.accounting.strategies import OBJECTIVES, losses, strategy
 # The central limit theorem ranks the candidates. Those whose noise is within this factor of the least
 # are compared by the proven bound.
 _CLOSE = 1.1
+_USUAL_STRATEGY = "banded_toeplitz"
+# Strategies whose number of bands may be limited.
+_CUT = ("banded_toeplitz", "sqrt_toeplitz")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,3 +127,54 @@ def _error(run: Run, objective: str) -> float:
     mean, largest = losses(run.mechanism.strategy.first(run.steps), run.steps)
     error = mean if objective == "mean" else largest
     return error if math.isfinite(error) else math.inf
+
+
+def completed(
+    settings: Any,
+    num_examples: int,
+    lot_size: int,
+    steps: int,
+    without_budget: float | None = None,
+) -> dict[str, Any]:
+    """Returns strategy, bands and groups, with everything chosen that has a default.
+
+    With cyclic Poisson lots there are as many bands as groups; if neither is given, `best_bands`
+    chooses for the budget. In a fixed order, there are as many bands as steps in an epoch.
+
+    Args:
+      settings: An object with the attributes strategy, bands, groups and objective, each of which may
+        be None, and sampling, delta, adjacency and epsilon, the proven budget, if there is one.
+      num_examples, lot_size, steps: Public numbers of the training.
+      without_budget: Epsilon for which the number of bands is chosen where there is no budget.
+
+    Raises:
+      ValueError: If a setting that has no default here is left open.
+    """
+    budget = settings.epsilon or without_budget
+    strategy, bands, groups = settings.strategy or _USUAL_STRATEGY, settings.bands, settings.groups
+    best = strategy == _USUAL_STRATEGY
+    if settings.sampling == "cyclic_poisson":
+        if not (groups or bands or (best and budget is not None)):
+            raise ValueError(
+                "Expected --groups or --bands with --sampling=cyclic_poisson. Found neither. They "
+                "are chosen for --strategy=banded_toeplitz and a given --epsilon only."
+            )
+        if not (groups or bands):
+            run = describe(
+                sampling="poisson", num_examples=num_examples, lot_size=min(lot_size, num_examples),
+                steps=steps, noise_multiplier=0.0,
+            )  # fmt: skip
+            assert budget is not None
+            how = settings.adjacency, settings.objective or "mean"
+            groups = best_bands(budget, settings.delta, run, *how).bands
+        groups = groups or bands
+        if bands is None and strategy in _CUT:
+            bands = min(groups, steps)
+    elif best and bands is None:
+        if settings.sampling != "cyclic":
+            raise ValueError(
+                f"Expected --bands with --sampling={settings.sampling}. Found none. Or take "
+                "--sampling=cyclic_poisson, for which they are chosen."
+            )
+        bands = min(max(1, num_examples // lot_size), steps)
+    return {"strategy": strategy, "bands": bands, "groups": groups}

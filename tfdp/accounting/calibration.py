@@ -17,7 +17,7 @@ from tfdp.accounting.described import describe
 from tfdp.accounting.guarantee import check_adjacency, check_delta, check_epsilon, check_kind
 from tfdp.accounting.mechanisms import Mechanism
 from tfdp.accounting.numerics import gaussian, group_privacy, privacy_loss
-from tfdp.accounting.proofs import analyse, analyse_one_change
+from tfdp.accounting.proofs import analyse
 from tfdp.accounting.run import Run, check_run, check_runs
 
 _LEAST_NOISE, _MUCH_NOISE, _LARGEST_NOISE = 1e-9, 1e3, 1e12
@@ -126,7 +126,7 @@ def typical_noise(run: Run, epsilon: float, delta: float, adjacency: str) -> flo
     changes = [(analyse(run, delta, adjacency).losses, 1)]
     for kind, number in run.contribution.chains(adjacency):
         if number > 1:
-            changes.append((analyse_one_change(run, delta, kind).losses, number))
+            changes.append((analyse(run, delta, kind, True).losses, number))
     found = []
     for losses, number in changes:
         share = math.exp(-group_privacy.log_sum(epsilon / number, number))

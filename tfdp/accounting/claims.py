@@ -27,7 +27,6 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from tfdp.accounting import encoded_steps, noise_tables
 from tfdp.accounting.mechanisms import (
@@ -57,10 +56,10 @@ _POISSON = (
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """Claimed epsilon of a formula that is no Rényi divergence; `reason` says why one is infinite."""
+    """A claimed epsilon; `reason` may say why it is infinite."""
 
     epsilon: float
-    details: dict = dataclasses.field(default_factory=dict)
+    details: dict
     reason: str | None = None
 
 
@@ -136,10 +135,10 @@ def _as_proven(run: Run, delta: float) -> Claim:
     """The proven epsilon of one example for zero_out, as if the seed of the noise were secret."""
     run = dataclasses.replace(run.for_users(1), insecure_seed=False)
     analysis = analyse(run, delta, "zero_out")
-    if analysis.reason:
-        return Claim(math.inf, reason=analysis.reason)
-    spent = privacy_loss.epsilon_of(analysis.losses, delta)
-    return Claim(spent.epsilon, analysis.details)
+    epsilon = (
+        math.inf if analysis.reason else privacy_loss.epsilon_of(analysis.losses, delta).epsilon
+    )
+    return Claim(epsilon, analysis.details, analysis.reason)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,7 +219,7 @@ def _dropout(run: Run, delta: float) -> Claim:
     probability = run.sampling.lot_size / run.sampling.num_examples
     epsilon = claimed_sigma_epsilon(sigma, delta, run.steps, probability, reading)
     details = {"composition": reading, "reading": READINGS[reading].words, "sigma": sigma}
-    return Claim(epsilon, details, "No (or next to no) noise was added.")
+    return Claim(epsilon, details)
 
 
 CLAIMS: dict[type[Mechanism], Formula] = {
@@ -279,12 +278,16 @@ def differences(runs: Sequence[Run], adjacency: str) -> tuple[str, ...]:
     return all_of(_DIFFERENCES, runs, adjacency, rows=" or ".join(map(str, sorted(rows))))
 
 
-def classic_epsilon(rdp: ArrayLike, delta: float) -> tuple[float, float]:
-    """(epsilon, best order) of divergences at `ORDERS_2020`; (0, NaN) if all are 0 (no step)."""
-    orders, rdp = np.asarray(ORDERS_2020), np.asarray(rdp, dtype=float)
+def of_divergences(divergences: Sequence[np.ndarray], delta: float) -> Claim:
+    """The claim of divergences at `ORDERS_2020`, which add, by the classic conversion."""
+    rdp, orders = sum(divergences, np.zeros(len(ORDERS_2020))), np.asarray(ORDERS_2020)
     if not np.any(rdp):
-        return 0.0, math.nan
+        return Claim(0.0, {})
     # A divergence that is not positive is a numerical failure, so its order is not used.
     epsilon = np.where(rdp > 0, rdp + math.log(1 / delta) / (orders - 1), math.inf)
     best = int(np.argmin(epsilon))
-    return float(epsilon[best]), float(orders[best])
+    details = {
+        "conversion": "RDP, 2020 orders, classic conversion",
+        "rdp_order": float(orders[best]),
+    }
+    return Claim(float(epsilon[best]), details)

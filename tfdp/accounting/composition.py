@@ -3,20 +3,18 @@
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from tfdp.accounting import claims
 from tfdp.accounting.analysis import Analysis
 from tfdp.accounting.assumptions import OF_SEVERAL_RUNS
 from tfdp.accounting.guarantee import Guarantee, check_adjacency, check_delta, check_kind
 from tfdp.accounting.mechanisms import entry_of
 from tfdp.accounting.numerics import group_privacy, privacy_loss
-from tfdp.accounting.proofs import analyse, analyse_one_change
+from tfdp.accounting.proofs import analyse
 from tfdp.accounting.run import Run, check_runs
-from tfdp.accounting.sentences import all_of
-from tfdp.accounting.wording import released
+from tfdp.accounting.sentences import all_of, first_of
+from tfdp.accounting.wording import RELEASED
 
-_NO_NOISE = "No noise was added."
+_NO_NOISE = "No (or next to no) noise was added."
 # A single change gets a much smaller delta than all of them, so its losses need finer tails.
 _TAILS_OF_ONE_CHANGE = 1e-2
 
@@ -103,11 +101,11 @@ def _by_group_privacy(
         return found
     tails = _TAILS_OF_ONE_CHANGE * found.delta
     analyses = [
-        analyse_one_change(run, tails, kind) for run, (kind, _) in zip(runs, chains, strict=True)
+        analyse(run, tails, kind, True) for run, (kind, _) in zip(runs, chains, strict=True)
     ]
     losses = _losses(analyses)
     # Of theorems of the same kinds, those about all changes at once are as tight, or tighter.
-    if any(a.reason for a in analyses) or _kinds(losses) == _kinds(found.losses):
+    if any(a.reason for a in analyses) or [*map(type, losses)] == [*map(type, found.losses)]:
         return found
     spent = group_privacy.epsilon_of(losses, found.delta, changes, below=found.epsilon)
     if spent is None:
@@ -115,10 +113,6 @@ def _by_group_privacy(
     spent.details["change"] = " or ".join(_unique(kind for kind, _ in chains))
     fields = {"delta": found.delta, "adjacency": found.adjacency, "changes": changes}
     return _guarantee(runs, analyses, spent, **fields)
-
-
-def _kinds(losses: Sequence[privacy_loss.Loss]) -> list[type]:
-    return [type(loss) for loss in losses]
 
 
 def directly_proven(runs: Sequence[Run], delta: float, adjacency: str) -> Guarantee:
@@ -159,9 +153,7 @@ def _guarantee(
     if reasons:
         return Guarantee(epsilon=math.inf, reason=" ".join(reasons), **fields)
     assumptions = _unique(sentence for a in analyses for sentence in a.assumptions)
-    details = dict(spent.details)
-    if len(analyses) == 1:
-        details = analyses[0].details | {"conversion": details.pop("bound")} | details
+    details = (analyses[0].details if len(analyses) == 1 else {}) | spent.details
     reason = None
     if math.isinf(spent.epsilon):
         reason = (
@@ -204,15 +196,15 @@ def claimed_composition(
     runs = check_runs(runs)
     check_adjacency(adjacency)
     formulas = [(run, entry_of(claims.CLAIMS, run.mechanism)) for run in runs]
-    renyi = [(run, formula.divergences(run)) for run, formula in formulas if formula.divergences]
-    others = _merged(run for run, formula in formulas if not formula.divergences)
+    renyi = [formula.divergences(run) for run, formula in formulas if formula.divergences]
+    others = _merged((run, formula.epsilon) for run, formula in formulas if formula.epsilon)
     share = delta / (len(others) + bool(renyi) or 1)
-    parts = [_claim_of_formula(run, share) for run in others]
+    parts = [claim(run, share) for run, claim in others]
     if renyi or not others:
-        parts.append(_claim_of_divergences(renyi, share))
+        parts.append(claims.of_divergences(renyi, share))
     epsilon = sum(part.epsilon for part in parts)
-    reasons = _unique(part.reason for part in parts if math.isinf(part.epsilon) and part.reason)
-    facts = _facts(runs) | {"max_examples_per_user": 1}
+    known = [part.reason for part in parts] + [getattr(r.mechanism, "reason", None) for r in runs]
+    reasons = _unique(reason for reason in known if reason) or (_NO_NOISE,)
     return Guarantee(
         epsilon=epsilon,
         delta=delta,
@@ -222,38 +214,21 @@ def claimed_composition(
             *_unique(sentence for _, formula in formulas for sentence in formula.assumptions),
             *claims.differences(runs, adjacency),
         ),
-        details=parts[0].details if len(parts) == 1 else {"bound": "sum of parts, delta split"},
+        details=parts[0].details
+        if len(parts) == 1
+        else {"conversion": "sum of parts, delta split"},
         reason=" ".join(reasons) if math.isinf(epsilon) else None,
-        **facts,
+        **_facts(runs) | {"max_examples_per_user": 1},
     )
 
 
-def _claim_of_formula(run: Run, delta: float) -> claims.Claim:
-    """The claim of a run whose formula has no divergences."""
-    epsilon = entry_of(claims.CLAIMS, run.mechanism).epsilon
-    assert epsilon is not None  # a formula has one of the two
-    return epsilon(run, delta)
-
-
-def _claim_of_divergences(renyi: Sequence[tuple[Run, np.ndarray]], delta: float) -> claims.Claim:
-    """The claim of runs with their divergences, which add."""
-    rdp = sum((divergences for _, divergences in renyi), np.zeros(len(claims.ORDERS_2020)))
-    epsilon, order = claims.classic_epsilon(rdp, delta)
-    details = {"bound": "RDP, 2020 orders, classic conversion", "rdp_order": order}
-    infinite = [run for run, divergences in renyi if not math.isfinite(min(divergences))]
-    reasons = _unique(getattr(run.mechanism, "reason", _NO_NOISE) for run in infinite)
-    return claims.Claim(
-        epsilon, details if math.isfinite(order) else {}, " ".join(reasons) or _NO_NOISE
-    )
-
-
-def _merged(runs) -> list[Run]:
-    """Merges runs that differ in the number of steps only; the numbers of steps add."""
-    merged: dict[Run, int] = {}
-    for run in runs:
-        alike = run.with_steps(0)
+def _merged(pairs):
+    """Merges runs, each with its formula, that differ in the number of steps only; steps add."""
+    merged: dict = {}
+    for run, formula in pairs:
+        alike = run.with_steps(0), formula
         merged[alike] = merged.get(alike, 0) + run.steps
-    return [run.with_steps(steps) for run, steps in merged.items()]
+    return [(run.with_steps(steps), formula) for (run, formula), steps in merged.items()]
 
 
 def _facts(runs: Sequence[Run]) -> dict:
@@ -263,7 +238,7 @@ def _facts(runs: Sequence[Run]) -> dict:
         "unit": "person" if {run.contribution.unit for run in runs} == {"person"} else "record",
         "sampling": ", ".join(_unique(run.sampling.name for run in runs)) or "nothing",
         "mechanism": ", ".join(_unique(run.mechanism.name for run in runs)) or "nothing",
-        "released": "; ".join(_unique(map(released, runs))) or "nothing",
+        "released": "; ".join(_unique(first_of(RELEASED, run) for run in runs)) or "nothing",
     }
 
 

@@ -55,11 +55,7 @@ def prove(run: Run, delta: float, adjacency: str) -> Analysis:
         RenyiLoss(tuple(step_divergences(encoding, scale, q, ORDERS)), count)
         for scale, count in scales
     )
-    details = {
-        "amplification": "secrecy of the sample" if q < 1 else "no",
-        "sampling_probability": q,
-        "K_2": max(float(_moments(encoding, scale)[0]) for scale, _ in scales),
-    }
+    details = {"K_2": max(float(_moments(encoding, scale)[0]) for scale, _ in scales)}
     return Analysis(losses, secret_sample=q < 1, details=details)
 
 

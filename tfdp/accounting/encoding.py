@@ -61,6 +61,12 @@ class Encoding:
         )  # fmt: skip
 
     @property
+    def family(self) -> str:
+        """The family of the noise in words."""
+        nu = self.degrees_of_freedom
+        return self.noise + ("" if nu is None else f" with {nu:g} degrees of freedom")
+
+    @property
     def codebook(self) -> str:
         """The codebook in words."""
         if self.largest_entry is not None:

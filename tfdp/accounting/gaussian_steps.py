@@ -26,6 +26,7 @@ for D' against D.
 
 import dataclasses
 import math
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -37,7 +38,12 @@ from tfdp.accounting.numerics import allocation, fixed_size
 from tfdp.accounting.numerics.linear_response import largest_square
 from tfdp.accounting.numerics.pairs import Component
 from tfdp.accounting.numerics.participation import draws, occurrence_law
-from tfdp.accounting.numerics.privacy_loss import GaussianLoss, RandomGaussianLoss, epsilon_of
+from tfdp.accounting.numerics.privacy_loss import (
+    GaussianLoss,
+    Loss,
+    RandomGaussianLoss,
+    epsilon_of,
+)
 from tfdp.accounting.numerics.subsampled import SubsampledLoss
 from tfdp.accounting.run import Run
 from tfdp.accounting.sampling import RandomAllocation
@@ -45,21 +51,16 @@ from tfdp.accounting.sampling import RandomAllocation
 
 @dataclasses.dataclass(frozen=True)
 class Diagonal:
-    """Response of independent steps whose noise differs: a diagonal matrix.
-
-    Attributes:
-      squares: 1 / z_t^2 of every step, shape (steps,).
-    """
+    """Response of independent steps whose noise differs; `squares` are 1 / z_t^2 of every step."""
 
     squares: np.ndarray
 
-    def cyclic(self, period: int) -> tuple[float, str]:
-        sums = [self.squares[offset::period].sum() for offset in range(period)]
-        return float(max(sums)), "worst participation pattern (all offsets)"
+    def cyclic(self, period: int) -> float:
+        return float(max(self.squares[offset::period].sum() for offset in range(period)))
 
-    def shuffled(self, period: int) -> tuple[float, str]:
-        worst = np.maximum.reduceat(self.squares, np.arange(0, len(self.squares), period))
-        return float(worst.sum()), "worst step of every epoch"
+    def shuffled(self, period: int) -> float:
+        starts = np.arange(0, len(self.squares), period)
+        return float(np.maximum.reduceat(self.squares, starts).sum())
 
 
 def prove(run: Run, delta: float, adjacency: str) -> Analysis:
@@ -69,17 +70,7 @@ def prove(run: Run, delta: float, adjacency: str) -> Analysis:
 
 
 def analyse_sums(run: Run, noise: Noise, delta: float, adjacency: str) -> Analysis:
-    """Privacy losses of clipped sums with fresh Gaussian noise.
-
-    Args:
-      run: Run whose sampling, contribution and number of steps are used.
-      noise: Standard deviation over clip norm, above 0; one number or one for each step.
-      delta: Probability in (0, 1); it determines how much tail mass is left out.
-      adjacency: Neighbouring relation.
-
-    Raises:
-      UnboundedSensitivity: If nothing bounds the influence of one record.
-    """
+    """The theorem of DP-SGD for a run with this noise in place of its mechanism's."""
     noise = noise_tables.of_steps(noise, run.steps)
     sampling, users = run.sampling, run.contribution.max_examples_per_user
     drawn = draws(run, 0.0) is not None
@@ -106,38 +97,33 @@ def _smaller(amplified: Analysis, alone: Analysis, delta: float) -> Analysis:
     return min(amplified, alone, key=lambda found: epsilon_of(found.losses, delta).epsilon)
 
 
-def _details(run: Run, adjacency: str, **more) -> dict:
+def _analysis(run: Run, adjacency: str, losses: Iterable[Loss], secret: bool) -> Analysis:
+    return Analysis(tuple(losses), secret, details={"sensitivity": sensitivity(run, adjacency)})
+
+
+def sensitivity(run: Run, adjacency: str) -> float:
+    """Largest change of a lot's sum, in clip norms, by a record or all records of a user."""
     users = run.contribution.max_examples_per_user
     factor = run.contribution.sensitivity(run.sampling, adjacency, users)
-    return {"sensitivity": factor * run.contribution.noise_divisor} | more
-
-
-def _secret(run: Run, adjacency: str, losses, probability: float) -> Analysis:
-    """The analysis of losses that the secrecy of the sample amplifies."""
-    details = {"amplification": "secrecy of the sample", "sampling_probability": probability}
-    return Analysis(tuple(losses), True, details=_details(run, adjacency, **details))
+    return factor * run.contribution.noise_divisor
 
 
 def _unamplified(run: Run, noise: Noise, adjacency: str) -> Analysis:
-    sampling, details = run.sampling, _details(run, adjacency, amplification="no")
     if isinstance(noise, tuple):
-        square, details["bound"] = largest_square(sampling, Diagonal(np.array(noise) ** -2.0))
-        norm = math.sqrt(square)
+        norm = math.sqrt(largest_square(run.sampling, Diagonal(np.array(noise) ** -2.0)))
     else:
-        details["participations"] = sampling.participations(run.steps)
-        norm = math.sqrt(details["participations"]) / noise
-    return Analysis((GaussianLoss(details["sensitivity"] * norm),), details=details)
+        norm = math.sqrt(run.sampling.participations(run.steps)) / noise
+    return _analysis(run, adjacency, [GaussianLoss(sensitivity(run, adjacency) * norm)], False)
 
 
 def _revealed(run: Run, noise: Noise, delta: float, adjacency: str) -> Analysis:
     """Random participation with every sample revealed: an average over its law (Theorem B)."""
     factor = run.contribution.noise_divisor * run.contribution.sensitivity(run.sampling, adjacency)
-    losses = tuple(
+    losses = (
         RandomGaussianLoss(*occurrence_law(run, count, delta, factor / z))
         for z, count in levels(noise, run.steps)
     )
-    details = _details(run, adjacency, amplification="random participation, sample revealed")
-    return Analysis(losses, details=details)
+    return _analysis(run, adjacency, losses, False)
 
 
 def _rounds(run: Run, noise: Noise):
@@ -157,7 +143,7 @@ def amplified(run: Run, noise: Noise, adjacency: str) -> Analysis:
     losses = [
         SubsampledLoss((Component(1.0, q, z, pair, users),), n) for z, n in _rounds(run, noise)
     ]
-    return _secret(run, adjacency, losses, q)
+    return _analysis(run, adjacency, losses, True)
 
 
 def _allocated(run: Run, noise: Noise) -> Analysis:
@@ -170,7 +156,7 @@ def _allocated(run: Run, noise: Noise) -> Analysis:
         return Component(1.0, q, z, "allocation")
 
     losses = [SubsampledLoss((of_an_epoch(z),), count) for z, count in _rounds(run, noise)]
-    return _secret(run, "zero_out", losses, q)
+    return _analysis(run, "zero_out", losses, True)
 
 
 def _fixed_size_lots(run: Run, noise: Noise, delta: float, adjacency: str) -> Analysis:
@@ -178,7 +164,7 @@ def _fixed_size_lots(run: Run, noise: Noise, delta: float, adjacency: str) -> An
 
     The module `fixed_size` has the proof. What is drawn are whole microbatches.
     """
-    contribution, losses = run.contribution, []
+    contribution, losses = run.contribution, list[Loss]()
     lots = run.sampling.of_groups(contribution.microbatch_size)
     drawn = lots.draws(1, 1e-3 * delta / run.steps)
     assert drawn is not None  # these schemes draw every lot by itself
@@ -193,4 +179,4 @@ def _fixed_size_lots(run: Run, noise: Noise, delta: float, adjacency: str) -> An
         else:
             rounds = fixed_size.rounds(chances, overflow, z, contribution.replaces(adjacency))
             losses.append(SubsampledLoss(rounds, count, overflow))
-    return _secret(run, adjacency, losses, probability)
+    return _analysis(run, adjacency, losses, True)

@@ -128,7 +128,7 @@ class Ledger:
     def withdraw_declarable(self) -> None:
         """Removes plain training that was not accounted, which the user declared to be public."""
         for run_id, run in self.entries.items():
-            if run.mechanism.declarable:
+            if getattr(run.mechanism, "declarable", False):
                 del self._entries[run_id]
                 self.changes += 1
 

@@ -40,7 +40,7 @@ from tfdp.accounting.analysis import Analysis
 from tfdp.accounting.mechanisms import Matrix, NoisyMechanism
 from tfdp.accounting.numerics.linear_response import Dynamics, Toeplitz, largest_square
 from tfdp.accounting.numerics.participation import Law, draws, prefix_sum_law, triangle_law
-from tfdp.accounting.numerics.privacy_loss import GaussianLoss, RandomGaussianLoss
+from tfdp.accounting.numerics.privacy_loss import GaussianLoss, Loss, RandomGaussianLoss
 from tfdp.accounting.run import Run
 
 # Makes the response W of a run.
@@ -85,37 +85,33 @@ def _amplifies(run: Run, bands: int) -> bool:
 def _linear(run: Run, response: ResponseOf, delta: float, adjacency: str) -> Analysis:
     """The loss by Theorem A, or by Theorem B for independent draws."""
     assert isinstance(run.mechanism, NoisyMechanism)
-    contribution, sampling = run.contribution, run.sampling
-    divisor, examples = contribution.noise_divisor, contribution.max_examples_per_user
     noise = float(run.schedule("noise_multiplier")[0])
     constant = not isinstance(run.mechanism.noise_multiplier, tuple)
     at_1 = run.with_noise(1.0 if constant else 1 / noise)
-    sensitivity = divisor * contribution.sensitivity(sampling, adjacency, examples)
-    details: dict[str, float | str] = {"sensitivity": sensitivity}
+    sensitivity = gaussian_steps.sensitivity(run, adjacency)
     if draws(run, 0.0) is None:
-        square, details["bound"] = _largest_square(at_1, response)
-        mu = sensitivity * math.sqrt(square) / noise
-        return Analysis((GaussianLoss(mu),), details=details)
-    # The law of the draws counts all examples of a user, so one occurrence is meant here.
-    scale = divisor * contribution.sensitivity(sampling, adjacency)
-    (squares, probabilities, overflow), details["bound"] = _law(at_1, response, delta)
-    squares = squares * scale * scale / (noise * noise)
-    return Analysis((RandomGaussianLoss(squares, probabilities, overflow),), details=details)
+        mu = sensitivity * math.sqrt(_largest_square(at_1, response)) / noise
+        loss: Loss = GaussianLoss(mu)
+    else:
+        # The law of the draws counts all examples of a user, so one occurrence is meant here.
+        scale = gaussian_steps.sensitivity(run.for_users(1), adjacency)
+        squares, probabilities, overflow = _law(at_1, response, delta)
+        squares = squares * scale * scale / (noise * noise)
+        loss = RandomGaussianLoss(squares, probabilities, overflow)
+    return Analysis((loss,), details={"sensitivity": sensitivity})
 
 
 @functools.lru_cache(maxsize=8)  # calibration tries one run with many noises
-def _largest_square(run: Run, response: ResponseOf) -> tuple[float, str]:
+def _largest_square(run: Run, response: ResponseOf) -> float:
     return largest_square(run.sampling, response(run))
 
 
 @functools.lru_cache(maxsize=8)
-def _law(run: Run, response: ResponseOf, delta: float) -> tuple[Law, str]:
-    """The law of ||W m||^2, or of an upper bound, and the method in words."""
+def _law(run: Run, response: ResponseOf, delta: float) -> Law:
+    """The law of ||W m||^2, or of an upper bound."""
     matrix = response(run)
     prefix_sum = matrix.prefix_sum_scale()
     if prefix_sum is None:
-        law = triangle_law(run, matrix.column_norms(), delta)
-        return law, "Theorem B, law of the sum of column norms"
+        return triangle_law(run, matrix.column_norms(), delta)
     squares, probabilities, overflow = prefix_sum_law(run, delta)
-    law = squares * prefix_sum * prefix_sum, probabilities, overflow
-    return law, "Theorem B, binned law of prefix sums"
+    return squares * prefix_sum * prefix_sum, probabilities, overflow

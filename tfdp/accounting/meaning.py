@@ -34,16 +34,10 @@ class Facts:
     proven: Guarantee
 
     @property
-    def users(self) -> bool:
-        """Whether the guarantee is for users of several examples."""
-        return self.proven.max_examples_per_user > 1
-
-    @property
     def one(self) -> str:
         """What neighbours differ in."""
-        if self.users:
-            return "all records of one user"
-        return f"one {self.proven.unit}"
+        one = self.proven.max_examples_per_user == 1
+        return f"one {self.proven.unit}" if one else "all records of one user"
 
     @property
     def epsilon(self) -> str:
@@ -54,11 +48,6 @@ class Facts:
     def belief(self) -> float:
         """The largest belief of an observer in percent, who starts at 50."""
         return 100 / (1 + math.exp(-self.proven.epsilon))
-
-    @functools.cached_property
-    def chance(self) -> float:
-        """The chance of a larger belief."""
-        return self.proven.chance_of_more
 
     @property
     def delta_warning(self) -> str | None:
@@ -72,7 +61,7 @@ class Facts:
         proven, digits = self.proven, {"chance": 2}
         numbers = {
             "belief": self.belief,
-            "chance": self.chance,
+            "chance": proven.chance_of_more,
             "factor": math.exp(min(proven.epsilon, 700.0)),
             "tpr": 100 * proven.tpr(0.01),
             "small_tpr": 100 * proven.tpr(0.001),
@@ -114,7 +103,7 @@ MEANING: Mapping[str, Table] = {
             _OBSERVER + "may become all but certain about it: a weak guarantee.",
         ),
         "unbounded": (
-            lambda f: f.chance > _LIKELY,
+            lambda f: f.rounded["chance"] > _LIKELY,
             "Epsilon {f.epsilon}, for {f.one}: an observer's certainty has no useful bound here.",
         ),
         "replaced": (
@@ -228,7 +217,7 @@ MEANING: Mapping[str, Table] = {
             + _RELY,
         ),
         "users": (
-            lambda f: f.users,
+            lambda f: f.proven.max_examples_per_user > 1,
             "Claimed is smaller: the paper's formula is for one record, and not for all records of "
             "a user." + _RELY,
         ),

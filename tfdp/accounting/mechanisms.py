@@ -59,14 +59,9 @@ class Mechanism:
     adaptive_clipping: ClassVar[bool] = False
     usual_sampling: ClassVar[str] = "poisson"
 
-    @property
-    def declarable(self) -> bool:
-        """Whether the user may declare that a run of it was on public data."""
-        return False
-
     def check(self, steps: int, contribution: Contribution) -> None:
         """Raises ValueError if this mechanism does not fit the other parts of its run."""
-        for name, table in self._tables().items():
+        for name, table in self.tables().items():
             if len(table) < steps:
                 raise ValueError(
                     f"Expected {name} to have one value for each of the {steps} steps. Received "
@@ -84,18 +79,10 @@ class Mechanism:
         del noise
         return self
 
-    def _tables(self) -> dict[str, tuple]:
+    def tables(self) -> dict[str, tuple]:
+        """The fields that have one value for each step."""
         values = {name: getattr(self, name) for name in self.schedules}
         return {name: value for name, value in values.items() if isinstance(value, tuple)}
-
-    def described_steps(self) -> int | None:
-        """Number of steps that the tables cover, or None if no field is a table."""
-        return min(map(len, self._tables().values()), default=None)
-
-    def cut(self, steps: int) -> "Mechanism":
-        """Returns a copy with tables of `steps` values; equal if the same steps were executed."""
-        tables = {name: table[:steps] for name, table in self._tables().items()}
-        return dataclasses.replace(self, **tables)
 
     def schedule(self, name: str, steps: int) -> np.ndarray:
         """A field of `schedules` as an array of shape (steps,).

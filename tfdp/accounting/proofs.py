@@ -9,59 +9,33 @@ noise. Delta determines how much tail mass is left out.
 import dataclasses
 from collections.abc import Callable
 
-from tfdp.accounting import encoded_steps, gaussian_steps, linear_steps, noise_tables
+from tfdp.accounting import encoded_steps, gaussian_steps, linear_steps
 from tfdp.accounting.analysis import Analysis
 from tfdp.accounting.assumptions import assumptions, unproven
 from tfdp.accounting.contribution import UnboundedSensitivity
-from tfdp.accounting.mechanisms import (
-    DPSGD,
-    SIDPSGD,
-    DiscreteSGD,
-    DPDropout,
-    Matrix,
-    Mechanism,
-    NoisyMechanism,
-    entry_of,
-)
+from tfdp.accounting.mechanisms import DPSGD, SIDPSGD, DiscreteSGD, Matrix, Mechanism, entry_of
 from tfdp.accounting.run import Run
 
 Theorem = Callable[[Run, float, str], Analysis]
 
 
-def _dropout(run: Run, delta: float, adjacency: str) -> Analysis:
-    """DP-SGD, with the paper's sigma among the details."""
-    assert isinstance(run.mechanism, NoisyMechanism)
-    found = gaussian_steps.prove(run, delta, adjacency)
-    sigma = noise_tables.least(run.mechanism.noise_multiplier, run.steps) / 2
-    return dataclasses.replace(found, details=found.details | {"sigma": sigma})
-
-
 PROOFS: dict[type[Mechanism], Theorem] = {
     DPSGD: gaussian_steps.prove,
-    DPDropout: _dropout,
     SIDPSGD: linear_steps.prove_means,
     Matrix: linear_steps.prove_matrix,
     DiscreteSGD: encoded_steps.prove,
 }
 
 
-def analyse(run: Run, delta: float, adjacency: str) -> Analysis:
-    """Translates a run into privacy losses; `reason` is set if nothing finite can be proven."""
-    return _analyse(run, run, delta, adjacency)
+def analyse(run: Run, delta: float, adjacency: str, one_change: bool = False) -> Analysis:
+    """Translates a run into privacy losses; `reason` is set if nothing finite can be proven.
 
-
-def analyse_one_change(run: Run, delta: float, adjacency: str) -> Analysis:
-    """As `analyse`, with the losses of a change of a single clipped term, of the kind `adjacency`.
-
-    A chain of these leads from one neighbour to the other (`Contribution.chains`). Every data set on
-    the way has other terms, or leaves terms out, and the theorems hold for it as for any other. A
-    microbatch is one term, as if it were one example.
+    With `one_change`, these are the losses of a change of a single clipped term, of the kind
+    `adjacency`. A chain of these leads from one neighbour to the other (`Contribution.chains`). Every
+    data set on the way has other terms, or leaves terms out, and the theorems hold for it as for any
+    other. A microbatch is one term, as if it were one example.
     """
-    return _analyse(run, run.of_single_terms(), delta, adjacency)
-
-
-def _analyse(run: Run, analysed: Run, delta: float, adjacency: str) -> Analysis:
-    """Losses of the run `analysed`, with the assumptions of `run`."""
+    analysed = run.of_single_terms() if one_change else run
     analysed.contribution.check_adjacency(adjacency)
     analysed.sampling.check_adjacency(adjacency)
     if run.steps == 0:

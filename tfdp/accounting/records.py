@@ -6,14 +6,7 @@ its fields under their own names, and the part's `name` if that is not a field i
 
 import dataclasses
 import itertools
-from typing import Any, ClassVar, Protocol, TypeVar
-
-
-class _Dataclass(Protocol):
-    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
-
-
-Part = TypeVar("Part", bound=_Dataclass)
+from typing import Any
 
 
 def settle(part: Any, **values: Any) -> None:
@@ -41,7 +34,7 @@ def to_record(part: Any) -> dict[str, Any]:
     return record
 
 
-def from_record(kind: type[Part], record: dict[str, Any]) -> Part:
+def from_record(kind: type, record: dict[str, Any]) -> Any:
     """Inverse of `to_record`, also for a record that was written to JSON and read again.
 
     Raises:

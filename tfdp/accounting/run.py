@@ -81,7 +81,7 @@ class Run:
     @property
     def described_steps(self) -> int | None:
         """Number of steps that the mechanism's tables cover; None if they cover any number."""
-        return self.mechanism.described_steps()
+        return min(map(len, self.mechanism.tables().values()), default=None)
 
     def schedule(self, name: str) -> np.ndarray:
         """A field of the mechanism, such as "noise_multiplier", as an array of length `steps`."""
@@ -110,9 +110,9 @@ class Run:
 
     def past(self) -> "Run":
         """A copy with tables cut at `steps`; equal for two runs that executed the same steps."""
-        return dataclasses.replace(
-            self, mechanism=self.mechanism.cut(self.steps), taken=None, open_plan=False
-        )
+        tables = {name: table[: self.steps] for name, table in self.mechanism.tables().items()}
+        mechanism = dataclasses.replace(self.mechanism, **tables)
+        return dataclasses.replace(self, mechanism=mechanism, taken=None, open_plan=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-safe description; tables become `{"values": ..., "counts": ...}`."""

@@ -85,7 +85,7 @@ def of_random_search(
         mu=None,
         losses=(RenyiLoss(tuple(together), 1),),
         reason=reason,
-        details={"bound": "RDP of the best of a random number of trials", "rdp_order": order},
+        details={"conversion": "RDP of the best of a random number of trials", "rdp_order": order},
         assumptions=(
             *dearest.assumptions,
             *(Declared(each.format(mean=mean)) for each in _ASSUMPTIONS),

@@ -27,9 +27,9 @@ def all_of(table: Table, *about: Any, **fields: Any) -> tuple[str, ...]:
     return tuple(sentence for _, sentence in said(table, *about, **fields))
 
 
-def first_of(table: Table, *about: Any, **fields: Any) -> str | None:
-    """The sentence of the first row whose condition holds, or None."""
-    return next((sentence for _, sentence in said(table, *about, **fields)), None)
+def first_of(table: Table, *about: Any, **fields: Any) -> str:
+    """The sentence of the first row whose condition holds; empty if none does."""
+    return next((sentence for _, sentence in said(table, *about, **fields)), "")
 
 
 def always(*_: Any) -> bool:

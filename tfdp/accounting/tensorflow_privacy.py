@@ -10,7 +10,7 @@ import textwrap
 from tfdp._validate import flag, positive, whole
 from tfdp.accounting.composition import claimed, proven
 from tfdp.accounting.described import describe
-from tfdp.accounting.guarantee import check_delta, format_epsilon
+from tfdp.accounting.guarantee import Guarantee, check_delta, format_epsilon
 from tfdp.accounting.mechanisms import DPSGD
 from tfdp.accounting.run import Run
 from tfdp.accounting.statements import Statement
@@ -19,6 +19,7 @@ _CONDITIONS = {
     "poisson": "proven if lots were drawn by Poisson sampling:",
     "shuffle": "proven if each epoch took every example at most once:",
     "unknown": "proven if every example may have been in every lot:",
+    "claimed": "claimed (formula of 2020, any lots):",
 }
 _ADVICE = (
     "tf.data's shuffle(...).batch(...) draws no Poisson lots. It is the second case, if the order "
@@ -75,7 +76,8 @@ def compute_dp_sgd_privacy_statement(
     users = whole("max_examples_per_user", max_examples_per_user, 1, optional=True)
     # Microbatches of any size above 1 cost the same; their size is not among the arguments.
     runs = _runs(number_of_examples, batch_size, num_epochs, noise_multiplier, delta, 1 + several)
-    found, claim = _proven(runs, delta), claimed(runs["poisson"], delta)
+    found = {name: proven(run, delta) for name, run in runs.items()}
+    claim = claimed(runs["poisson"], delta)
     about = (
         f"DP-SGD with {number_of_examples} examples, lots of {batch_size}, noise multiplier "
         f"{noise_multiplier:g}, {num_epochs:g} epochs, {'with' if several else 'without'} "
@@ -83,13 +85,10 @@ def compute_dp_sgd_privacy_statement(
         "All epsilons are for one record that is replaced by one that contributes nothing (zero_out), "
         f"at delta = {delta:g}, and for all weights along the way."
     )
-    figures = found | {"claimed": claim}
-    conditions = _CONDITIONS | {"claimed": "claimed (formula of 2020, any lots):"}
-    lines = [*textwrap.wrap(about, 96), "", *_table(conditions, figures)]
+    lines = [*textwrap.wrap(about, 96), "", *_table(found | {"claimed": claim})]
     if users is not None:
-        of_users = {name: run.for_users(users) for name, run in runs.items()}
         lines += ["", f"For all examples of one user together, who has at most {users}:"]
-        lines += _table(_CONDITIONS, _proven(of_users, delta))
+        lines += _table({n: proven(run.for_users(users), delta) for n, run in runs.items()})
     for paragraph in (_ADVICE, *([_MICROBATCHES] if several else [])):
         lines += ["", *textwrap.wrap(paragraph, 96)]
     statement = Statement.from_guarantees([runs["poisson"]], claim, found["poisson"])
@@ -138,15 +137,9 @@ def _runs(examples, batch_size, epochs, noise_multiplier, delta, microbatch_size
             steps=max(1, of_epochs if name == "shuffle" else steps),
             microbatch_size=min(microbatch_size, batch_size),
         )
-        for name in _CONDITIONS
+        for name in ("poisson", "shuffle", "unknown")
     }
 
 
-def _proven(runs: dict[str, Run], delta: float) -> dict:
-    return {name: proven(run, delta) for name, run in runs.items()}
-
-
-def _table(conditions: dict[str, str], figures: dict) -> list[str]:
-    return [
-        f"  {words:<54} {format_epsilon(figures[n].epsilon)}" for n, words in conditions.items()
-    ]
+def _table(figures: dict[str, Guarantee]) -> list[str]:
+    return [f"  {_CONDITIONS[n]:<54} {format_epsilon(g.epsilon)}" for n, g in figures.items()]

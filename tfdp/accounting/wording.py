@@ -7,7 +7,7 @@ from tfdp.accounting import noise_tables
 from tfdp.accounting.mechanisms import SIDPSGD, DiscreteSGD, Matrix, NoisyMechanism, NoMechanism
 from tfdp.accounting.run import Run
 from tfdp.accounting.sampling import Unknown
-from tfdp.accounting.sentences import Table, all_of, always, first_of, mechanism_is, sampling_is
+from tfdp.accounting.sentences import Table, all_of, always, mechanism_is, sampling_is
 
 # What a guarantee is about: the first row that holds of a run.
 RELEASED: Table = {
@@ -36,15 +36,6 @@ ADVICE: Table = {
         "to hide them again.",
     ),
 }
-
-
-def _encoded(run: Run) -> bool:
-    return isinstance(run.mechanism, DiscreteSGD)
-
-
-def _freedom(run: Run) -> bool:
-    mechanism = run.mechanism
-    return isinstance(mechanism, DiscreteSGD) and mechanism.encoding.degrees_of_freedom is not None
 
 
 def _momentum(run: Run) -> bool:
@@ -77,13 +68,8 @@ EXECUTED: Table = {
     ),
     "nominal examples": (lambda run: run.sampling.nominal, " (a nominal number)"),
     "no privacy": (mechanism_is(NoMechanism), ", without privacy"),
-    "noise of a family": (_encoded, ", {run.mechanism.encoding.noise}"),
-    "freedom": (_freedom, " ({run.mechanism.encoding.degrees_of_freedom:g} degrees of freedom)"),
-    "scale": (_encoded, " noise of scale {noise}"),
-    "noise": (
-        lambda run: isinstance(run.mechanism, NoisyMechanism) and not _encoded(run),
-        ", noise multiplier {noise}",
-    ),
+    "noise": (mechanism_is(NoisyMechanism), ", noise multiplier {noise}"),
+    "noise of a family": (mechanism_is(DiscreteSGD), " ({run.mechanism.encoding.family})"),
     "strategy": (mechanism_is(Matrix), " correlated by {run.mechanism.strategy.name}"),
     "bands": (
         lambda run: isinstance(run.mechanism, Matrix) and run.mechanism.strategy.bands is not None,
@@ -131,18 +117,6 @@ EXECUTED: Table = {
     ),
     "end": (always, "."),
 }
-
-
-def released(run: Run) -> str:
-    """The released values that a guarantee about the run is about."""
-    found = first_of(RELEASED, run)
-    assert found is not None  # the last row is said about every run
-    return found
-
-
-def advice(run: Run) -> str | None:
-    """A sentence about a better mechanism at the same proven epsilon, or None."""
-    return first_of(ADVICE, run)
 
 
 def executed(runs: Iterable[Run]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from tfdp.accounting import Contribution, PrivacyBudget, Run, noise_for
-from tfdp.accounting.choices import CorrelatedNoise
+from tfdp.accounting.band_choice import completed
 from tfdp.accounting.mechanisms import NoMechanism, mechanism_class
 from tfdp.experiments.settings import Experiment
 from tfdp.optimizers import MECHANISMS, NoisySGD
@@ -32,13 +32,8 @@ def complete(experiment: Experiment, num_examples: int) -> Experiment:
     if "strategy" not in mechanism_class(experiment.mechanism).settings:
         return experiment
     per_epoch = max(1, num_examples // experiment.batch_size)
-    noise = CorrelatedNoise.of(
-        experiment,
-        num_examples=num_examples,
-        lot_size=experiment.batch_size,
-        steps=experiment.steps or max(1, round(experiment.epochs * per_epoch)),
-    ).completed()
-    chosen = {name: getattr(noise, name) for name in ("strategy", "bands", "groups")}
+    steps = experiment.steps or max(1, round(experiment.epochs * per_epoch))
+    chosen = completed(experiment, num_examples, experiment.batch_size, steps)
     return dataclasses.replace(experiment, **chosen)
 
 

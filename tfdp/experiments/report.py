@@ -8,7 +8,8 @@ from rich.table import Table
 
 from tfdp.accounting import Guarantee
 from tfdp.accounting.guarantee import format_epsilon
-from tfdp.accounting.wording import advice
+from tfdp.accounting.sentences import first_of
+from tfdp.accounting.wording import ADVICE
 from tfdp.experiments.command import command_of
 from tfdp.experiments.experiment import Result
 
@@ -64,7 +65,7 @@ def print_table(result: Result, console: Console | None = None, folder: str | No
         ("Claimed epsilon", _guarantee(said.claimed)),
         ("", said.meaning.get("comparison")),
         ("Released", said.released),
-        ("Compare", advice(result.run) if finite else ""),
+        ("Compare", first_of(ADVICE, result.run) if finite else ""),
     ):
         if words:
             table.add_row(name, escape(words))

@@ -158,7 +158,7 @@ def test_amplified_rounds_by_brute_force():
 def test_amplification_needs_few_bands():
     run = vary(BASE, num_examples=1000, sampling="cyclic_poisson", groups=4, strategy=BANDED)
     amplified = proven(run, DELTA)
-    assert amplified.details["amplification"] == "secrecy of the sample"
+    assert amplified.mu is None
     for change in ({"groups": 3}, {"strategy": ROOT}):
         other = proven(vary(run, **change), DELTA)
         assert other.mu is not None
@@ -167,7 +167,7 @@ def test_amplification_needs_few_bands():
     assert of_two.epsilon == amplified.epsilon  # a claim is for one record
     revealed = vary(run, groups=3)
     assert proven(revealed, DELTA).mu == pytest.approx(
-        math.sqrt(Toeplitz.of(revealed).cyclic(3)[0]) / 3.0
+        math.sqrt(Toeplitz.of(revealed).cyclic(3)) / 3.0
     )
     certain = vary(run, num_examples=40, groups=4)  # every example is in every turn
     assert proven(certain, DELTA).mu is not None

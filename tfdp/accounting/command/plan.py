@@ -2,31 +2,30 @@
 
 import dataclasses
 import functools
-import itertools
+import math
 from typing import Any
 
 from tfdp._settings import check_rivals, flag_of
-from tfdp.accounting.choices import USUAL_STRATEGY, CorrelatedNoise
+from tfdp.accounting.band_choice import completed
+from tfdp.accounting.calibration import noise_for
 from tfdp.accounting.command.common import USUAL_EPSILON
 from tfdp.accounting.command.flags import SETTINGS, Flags
+from tfdp.accounting.composition import claimed, proven
 from tfdp.accounting.described import describe, steps_for
-from tfdp.accounting.encoding import Encoding
+from tfdp.accounting.encoding import USUAL_DEGREES_OF_FREEDOM, USUAL_NOISE, Encoding
 from tfdp.accounting.guarantee import Guarantee
 from tfdp.accounting.mechanisms import mechanism_class
 from tfdp.accounting.records import field_names
 from tfdp.accounting.run import Run
 from tfdp.accounting.strategies import strategy
 
-# Flags from which an object is made, by the field of the mechanism that it becomes.
-_OBJECTS = {
-    "encoding": ("noise", "degrees_of_freedom", "num_weights", "largest_entry"),
-    "strategy": ("strategy", "bands", "objective"),
-}
-# Other flags whose values are not fields of a run.
+# Flags from which an `Encoding` is made.
+_ENCODING = ("noise", "degrees_of_freedom", "num_weights", "largest_entry")
+# Flags whose values are not fields of a run.
 _ASKED = (
     "mechanism", "noise_multiplier", "epsilon", "guarantee", "delta", "adjacency", "epochs", "steps",
-    "learning_rate", "learning_rate_decay", "table", "plot", "json",
-    *itertools.chain(*_OBJECTS.values()),
+    "learning_rate", "learning_rate_decay", "strategy", "bands", "objective", *_ENCODING,
+    "table", "plot", "json",
 )  # fmt: skip
 
 
@@ -43,9 +42,6 @@ class Plan:
 
     def with_noise(self) -> "Plan":
         """The plan with the noise of the budget. Raises ValueError if no noise meets it."""
-        # Slow imports come after the validation, so that a bad flag is reported at once.
-        from tfdp.accounting.calibration import noise_for
-
         flags = self.flags
         if flags.epsilon is None:
             return self
@@ -58,23 +54,27 @@ class Plan:
         return {name: getattr(self.flags, name) for name in self.flags.chosen}
 
     @property
-    def noise_multiplier(self) -> Any:
-        """The noise multiplier of the mechanism; None if it has none."""
-        return getattr(self.run.mechanism, "noise_multiplier", None)
+    def noise(self) -> float:
+        """The noise multiplier; NaN for a mechanism without noise."""
+        return getattr(self.run.mechanism, "noise_multiplier", math.nan)
 
     @functools.cached_property
     def claimed(self) -> Guarantee:
-        """The claimed guarantee of the run."""
-        from tfdp.accounting.composition import claimed
-
         return claimed(self.run, self.flags.delta, self.flags.adjacency)
 
     @functools.cached_property
     def proven(self) -> Guarantee:
-        """The proven guarantee of the run."""
-        from tfdp.accounting.composition import proven
-
         return proven(self.run, self.flags.delta, self.flags.adjacency)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan in JSON-safe form."""
+        return {
+            "noise_multiplier": None if math.isnan(self.noise) else self.noise,
+            "claimed": self.claimed.to_dict(),
+            "proven": self.proven.to_dict(),
+            "chosen": self.chosen,
+            "run": self.run.to_dict(),
+        }
 
 
 def check_complete(flags: Flags, varied: str | None = None) -> None:
@@ -107,11 +107,13 @@ def plan(flags: Flags) -> Plan:
         SETTINGS[name].check(getattr(flags, name))
         SETTINGS[name].check_effect(vars(flags))
     steps = _steps(flags, sampling)
+    made: dict[str, Any] = {}
     notes = []
     if "strategy" in names:
         searched = flags.groups is None and flags.bands is None and flags.epsilon is None
-        noise = CorrelatedNoise.of(flags, steps=steps).completed(without_budget=USUAL_EPSILON)
-        flags = flags.choose(strategy=noise.strategy, bands=noise.bands, groups=noise.groups)
+        chosen = completed(flags, flags.num_examples, flags.lot_size, steps, USUAL_EPSILON)
+        flags, objective = flags.choose(**chosen), flags.objective or "mean"
+        made["strategy"] = strategy(chosen["strategy"], steps, chosen["bands"], objective)
         if searched and flags.groups:
             notes.append(
                 f"{flags.groups} groups and bands have the least noise at epsilon "
@@ -124,13 +126,13 @@ def plan(flags: Flags) -> Plan:
         notes.append(f"{rest} examples are left out, so that the {groups} groups are equal.")
     if "encoding" in names:
         flags = _with_encoding(flags)
+        made["encoding"] = Encoding(**{name: getattr(flags, name) for name in _ENCODING})
     fields = {name: getattr(flags, name) for name in {*flags.typed, *flags.chosen} - {*_ASKED}}
-    fields |= _objects(flags, names, steps)
     if flags.learning_rate is not None or flags.learning_rate_decay != 1.0:
-        fields["learning_rates"] = _learning_rates(flags, steps)
+        made["learning_rates"] = _learning_rates(flags, steps)
     if "noise_multiplier" in names:
-        fields["noise_multiplier"] = flags.noise_multiplier or 0.0
-    return Plan(describe(flags.mechanism, steps=steps, **fields), flags, tuple(notes))
+        made["noise_multiplier"] = flags.noise_multiplier or 0.0
+    return Plan(describe(flags.mechanism, steps=steps, **fields, **made), flags, tuple(notes))
 
 
 def _steps(flags: Flags, sampling: str) -> int:
@@ -143,8 +145,6 @@ def _steps(flags: Flags, sampling: str) -> int:
 
 
 def _with_encoding(flags: Flags) -> Flags:
-    from tfdp.accounting.encoding import USUAL_DEGREES_OF_FREEDOM, USUAL_NOISE
-
     flags = flags.choose(noise=USUAL_NOISE)
     if flags.noise == USUAL_NOISE:
         flags = flags.choose(degrees_of_freedom=USUAL_DEGREES_OF_FREEDOM)
@@ -154,18 +154,7 @@ def _with_encoding(flags: Flags) -> Flags:
     return flags
 
 
-def _objects(flags: Flags, names: tuple[str, ...], steps: int) -> dict[str, Any]:
-    """The fields of the mechanism that are objects."""
-    if "encoding" in names:
-        return {"encoding": Encoding(**{n: getattr(flags, n) for n in _OBJECTS["encoding"]})}
-    if "strategy" in names:
-        name, objective = flags.strategy or USUAL_STRATEGY, flags.objective or "mean"
-        return {"strategy": strategy(name, steps, flags.bands, objective)}
-    return {}
-
-
 def _learning_rates(flags: Flags, steps: int) -> float | tuple[float, ...]:
-    """Learning rates as a number or a table over steps."""
     initial = 1.0 if flags.learning_rate is None else flags.learning_rate
     if flags.learning_rate_decay == 1.0:
         return initial

@@ -80,7 +80,7 @@ def _noise_curve(axis, table: Table) -> list[float]:
     flags = table.rows[0].flags
     axis.set_ylabel("noise multiplier that meets the budget")
     budget = "each epsilon" if table.name == "epsilon" else f"epsilon {flags.epsilon:g}"
-    label, noises = f"noise for {flags.guarantee} {budget}", table.noises()
+    label, noises = f"noise for {flags.guarantee} {budget}", [row.noise for row in table.rows]
     colour = PROVEN if flags.guarantee == "proven" else CLAIMED
     axis.plot(table.values, noises, "o-", color=colour, label=label, markersize=5)
     return [noise for noise in noises if math.isfinite(noise)]

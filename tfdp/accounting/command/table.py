@@ -31,13 +31,6 @@ class Table:
         values = {getattr(row.flags, name) for row in self.rows}
         return values.pop() if len(values) == 1 else None
 
-    def noises(self) -> list[float]:
-        """Noise multiplier of every row, NaN for a mechanism without noise."""
-        return [
-            math.nan if row.noise_multiplier is None else float(row.noise_multiplier)
-            for row in self.rows
-        ]
-
 
 def make(flags: Flags, name: str, values: Sequence[int | float]) -> Table:
     """Computes the rows, all of which are planned before the first is computed.
@@ -90,23 +83,16 @@ def title(table: Table) -> str:
 
 def to_dict(table: Table) -> dict[str, Any]:
     """The table in JSON-safe form."""
-    rows = [
-        {
-            table.name: value,
-            "noise_multiplier": None if math.isnan(noise) else noise,
-            "claimed": row.claimed.to_dict(),
-            "proven": row.proven.to_dict(),
-            "chosen": row.chosen,
-            "run": row.run.to_dict(),
-        }
-        for value, noise, row in zip(table.values, table.noises(), table.rows, strict=True)
-    ]
-    return {"over": table.name, "rows": rows}
+    pairs = zip(table.values, table.rows, strict=True)
+    return {
+        "over": table.name,
+        "rows": [{table.name: value} | row.to_dict() for value, row in pairs],
+    }
 
 
 def _bars(table: Table) -> list[str]:
     """A bar for the proven epsilon of each row, or for its noise where a budget is given."""
-    values = table.noises() if table.budget else [row.proven.epsilon for row in table.rows]
+    values = [row.noise if table.budget else row.proven.epsilon for row in table.rows]
     drawn = [v for v in values if math.isfinite(v) and (table.budget or v <= VACUOUS_ABOVE)]
     if len(drawn) < 2 or not max(drawn) > 0:
         return [""] * len(values)
@@ -116,7 +102,7 @@ def _bars(table: Table) -> list[str]:
 def _aligned(table: Table, common: dict[str, Any]) -> list[str]:
     columns = [[table.name, *(f"{value:g}" for value in table.values)]]
     if table.name != "noise_multiplier":
-        columns.append(["noise_multiplier", *(f"{noise:.5g}" for noise in table.noises())])
+        columns.append(["noise_multiplier", *(f"{row.noise:.5g}" for row in table.rows)])
     for kind in ("claimed", "proven"):
         epsilons = (format_epsilon(getattr(row, kind).epsilon) for row in table.rows)
         columns.append([f"{kind} epsilon", *epsilons])

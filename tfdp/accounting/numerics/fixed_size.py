@@ -50,11 +50,8 @@ def rounds(
 ) -> tuple[Component, ...]:
     """One step of DP-SGD with lots of fixed size, as a public mixture of rounds.
 
-    Args:
-      draws: Probabilities that the record is drawn 0, 1, 2, ... times.
-      overflow: Probability of more draws, which the rounds leave out.
-      noise_multiplier: Standard deviation of the noise over the clip norm.
-      replaces: Whether the record's term may be any other one, and not only left out.
+    The record is drawn 0, 1, 2, ... times with chances `draws`, and more often, which the rounds leave
+    out, with `overflow`. It `replaces` its term by any other one, or only leaves it out.
     """
     pair, unit = ("triangle", 2.0) if replaces else ("slot", 1.0)
     drawn = float(draws[1:].sum())

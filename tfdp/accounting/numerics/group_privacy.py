@@ -62,7 +62,7 @@ def epsilon_of(
     if not epsilon < below:
         return None
     details = one.details | {
-        "bound": f"group privacy (Vadhan 2017, lemma 2.2) of {one.details['bound']}",
+        "conversion": f"group privacy (Vadhan 2017, lemma 2.2) of {one.details['conversion']}",
         "changes": changes,
         "epsilon_of_one_change": one.epsilon,
         "delta_of_one_change": math.exp(low),

@@ -29,17 +29,15 @@ from tfdp.accounting.sampling import Sampling
 class Response(Protocol):
     """The matrix W: bounds on ||W m||^2 over all steps, for the patterns m that a sampling allows."""
 
-    def cyclic(self, period: int) -> tuple[float, str]:
-        """||W m||^2 of the worst record that is in every `period`-th step; and the method in words."""
+    def cyclic(self, period: int) -> float:
+        """||W m||^2 of the worst record that is in every `period`-th step."""
 
-    def shuffled(self, period: int) -> tuple[float, str]:
-        """Bound for a record in one step of every epoch of `period` steps; and the method in words."""
+    def shuffled(self, period: int) -> float:
+        """Bound for a record in one step of every epoch of `period` steps."""
 
 
-def largest_square(sampling: Sampling, response: Response) -> tuple[float, str]:
-    """Largest ||W m||^2 over records and draws; and the method in words."""
-    if not sampling.whole_epochs and sampling.groups == 1:
-        return response.cyclic(1)[0], "participation in every step"
+def largest_square(sampling: Sampling, response: Response) -> float:
+    """Largest ||W m||^2 over records and draws."""
     periodic = sampling.fixed_order or not sampling.whole_epochs
     return (response.cyclic if periodic else response.shuffled)(sampling.round_length)
 
@@ -102,7 +100,7 @@ class Dynamics:
             total = total + self.row_weight[t] * mean * mean
         return total
 
-    def cyclic(self, period: int) -> tuple[float, str]:
+    def cyclic(self, period: int) -> float:
         offsets = 1 if self.non_increasing else min(period, len(self.lr))
 
         def patterns() -> Iterator[np.ndarray]:
@@ -113,12 +111,9 @@ class Dynamics:
                 yield present
                 present[mine] = 0.0
 
-        scan = "offset 0" if self.non_increasing else "all offsets"
-        return float(np.max(self.squared_response(patterns()))), (
-            f"worst participation pattern ({scan})"
-        )
+        return float(np.max(self.squared_response(patterns())))
 
-    def shuffled(self, period: int) -> tuple[float, str]:
+    def shuffled(self, period: int) -> float:
         """With U_e[t] = max of W[t, s] over the steps s <= t of epoch e, W m <= sum_e U_e row by row,
         whatever the permutations are. `full_columns` bounds the entries of a column in all rows.
         """
@@ -129,7 +124,7 @@ class Dynamics:
             inside = np.maximum.accumulate(columns[start : start + period])
             reached[start : start + period] = before + inside
             before += inside[-1]
-        return float(self.row_weight @ reached**2), "envelope over every epoch"
+        return float(self.row_weight @ reached**2)
 
     def full_columns(self) -> np.ndarray:
         """H_s: the change of the last mean per unit of gradient in step s, shape (T,).
@@ -182,16 +177,16 @@ class Toeplitz:
         assert isinstance(run.mechanism, Matrix)
         return cls(np.abs(run.mechanism.strategy.first(run.steps)), run.steps)
 
-    def cyclic(self, period: int) -> tuple[float, str]:
+    def cyclic(self, period: int) -> float:
         """Offset 0 is the worst: a later start gives the same pattern, cut short."""
         rows = -(-self.steps // period)
         padded = np.zeros(rows * period)
         padded[: len(self.first)] = self.first
         # Entry t of C m is the sum of c_t, c_{t-b}, c_{t-2b}, ...: a running sum down the columns.
         response = np.cumsum(padded.reshape(rows, period), axis=0).reshape(-1)[: self.steps]
-        return float(np.sum(response**2)), "worst participation pattern (offset 0)"
+        return float(np.sum(response**2))
 
-    def shuffled(self, period: int) -> tuple[float, str]:
+    def shuffled(self, period: int) -> float:
         """Upper bound: sum of the largest inner products that columns of two epochs can have.
 
         In epoch e the record takes part in a step s >= e b, and two such steps of epochs e < e' are at
@@ -210,7 +205,7 @@ class Toeplitz:
             left = self.steps - np.arange(gap, rows) * period
             twice = 1.0 if gap == 0 else 2.0
             total += twice * products[np.minimum(left, len(products) - 1)].sum()
-        return float(total), "largest inner products of columns, epoch by epoch"
+        return float(total)
 
     def column_norms(self) -> np.ndarray:
         squares = np.zeros(self.steps)

@@ -128,16 +128,15 @@ def reach(part: Component) -> float:
     """The largest finite loss of a pair."""
     if part.pair == "allocation":
         return allocation.reach(part.probability, part.multiplier)
-    return max(_largest(p, q, part.weight) for p, q in orders(part))
+    largest = []
+    for p, q in orders(part):
+        x = np.array([_end(p, part.weight)])
+        largest.append(float((p.log_over_standard(x) - q.log_over_standard(x))[0]))
+    return max(largest)
 
 
 def _end(p: Gaussians, weight: float) -> float:
     return p.ends[1] - float(special.ndtri(min(_TAIL / weight, 0.5)))
-
-
-def _largest(p: Gaussians, q: Gaussians, weight: float) -> float:
-    x = np.array([_end(p, weight)])
-    return float((p.log_over_standard(x) - q.log_over_standard(x))[0])
 
 
 def mean_square(part: Component) -> float:

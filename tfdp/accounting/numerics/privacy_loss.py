@@ -94,10 +94,12 @@ def epsilon_of(losses: Sequence[Loss], delta: float) -> Spent:
         spent = _spent_by_steps(steps, delta)
         return dataclasses.replace(spent, details=dict(spent.details))
     if not random:
-        return Spent(gaussian.epsilon_of_mu(mu, delta), mu, {"bound": "exact Gaussian profile"})
+        return Spent(
+            gaussian.epsilon_of_mu(mu, delta), mu, {"conversion": "exact Gaussian profile"}
+        )
     squares, probabilities, overflow = _add_random(random, mu * mu)
     epsilon = gaussian.epsilon_of_mixture(squares, probabilities, overflow, delta)
-    return Spent(epsilon, None, {"bound": "average of Gaussian profiles"})
+    return Spent(epsilon, None, {"conversion": "average of Gaussian profiles"})
 
 
 def curve_of(losses: Sequence[Loss], delta: float) -> attacks.Curve:
@@ -241,7 +243,7 @@ def _spent_by_steps(steps: tuple[SubsampledLoss | RenyiLoss, ...], delta: float)
     # The rounds that are left out have the total probability `overflow`, which delta has to cover.
     left = delta - overflow
     if not left > 0:
-        return Spent(math.inf, None, {"bound": "tail mass exceeds delta"})
+        return Spent(math.inf, None, {"conversion": "tail mass exceeds delta"})
     by_pld = min((each.epsilon(left) for each in found), default=math.inf)
     by_rdp, order = math.inf, math.nan
     if math.isinf(by_pld):
@@ -249,8 +251,8 @@ def _spent_by_steps(steps: tuple[SubsampledLoss | RenyiLoss, ...], delta: float)
         if left_out < delta:
             by_rdp, order = rdp_to_epsilon(divergences, delta - left_out)
     if by_pld < by_rdp:
-        return Spent(by_pld, None, {"bound": "PLD"})
-    return Spent(by_rdp, None, {"bound": "RDP", "rdp_order": order})
+        return Spent(by_pld, None, {"conversion": "PLD"})
+    return Spent(by_rdp, None, {"conversion": "RDP", "rdp_order": order})
 
 
 @functools.lru_cache(maxsize=2)  # a statement asks for epsilon, and then for the curve

@@ -1,0 +1,184 @@
+"""Drawing and reading: a hundred million records, and lots from several sources beside `tf.data`.
+
+`python -m benchmarks.data` prints two tables. Each figure is the median of rounds in which the ways of
+reading take turns, in milliseconds of wall time.
+"""
+
+import argparse
+import pathlib
+import resource
+import statistics
+import tempfile
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdp.data import SCHEMES, make_lots
+from tfdp.data.words import Words
+
+RECORDS = 10**8
+VOCABULARY = 250_000
+
+
+class Synthetic:
+    """Records that are computed from their index: tokens of a large vocabulary, and a label."""
+
+    def __len__(self):
+        return RECORDS
+
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+    def __getitem__(self, index):
+        tokens = (index * np.arange(1, 17, dtype=np.int64) * 2_654_435_761) % VOCABULARY
+        return tokens.astype(np.int32), np.int32(index % 2)
+
+
+def peak_mib() -> float:
+    """The largest resident memory of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def draws() -> list[tuple]:
+    """(scheme, lot size, ms for the first lot, ms for a later one) at a hundred million records."""
+    words, found = Words.of_seed(1), []
+    for sampling in ("poisson", "fixed_size", "with_replacement", "shuffle", "random_allocation"):
+        for lot_size in (256, 65_536):
+            scheme = SCHEMES[sampling](available=RECORDS, lot_size=lot_size)
+            times = [timed(scheme.draw, words, 1, step) for step in range(40)]
+            found.append((sampling, lot_size, times[0], statistics.median(times[1:])))
+    return found
+
+
+def timed(function, *arguments) -> float:
+    """Milliseconds of one call."""
+    started = time.perf_counter()
+    function(*arguments)
+    return 1e3 * (time.perf_counter() - started)
+
+
+def training() -> tuple[float, float]:
+    """(ms of a plain Keras step on `tf.data`, ms of a private step) on lots of 256 of the records."""
+
+    def model():
+        return keras.Sequential(
+            [
+                keras.Input((16,), dtype="int32"),
+                keras.layers.Embedding(VOCABULARY, 16),
+                keras.layers.GlobalAveragePooling1D(),
+                keras.layers.Dense(2),
+            ]
+        )
+
+    import tfdp
+
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    plain = model()
+    plain.compile("sgd", loss)
+    private = tfdp.make_private(model())
+    private.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0), loss)
+    synthetic = Synthetic()
+
+    def rows(indices):
+        pairs = [synthetic[int(i)] for i in indices]
+        return np.stack([x for x, _ in pairs]), np.stack([y for _, y in pairs])
+
+    def batch(indices):
+        x, y = tf.numpy_function(rows, [indices], [tf.int32, tf.int32])
+        return tf.ensure_shape(x, (None, 16)), tf.ensure_shape(y, (None,))
+
+    drawn = tf.data.Dataset.random().map(lambda i: i % RECORDS).batch(256).map(batch).prefetch(2)
+    lots = make_lots("poisson", synthetic, lot_size=256)
+    both = ([], [])
+    for _ in range(4):
+        for made, data, times in ((plain, drawn, both[0]), (private, lots, both[1])):
+            times.append(timed(lambda m=made, d=data: m.fit(d, steps_per_epoch=30, verbose=0)) / 30)
+    return tuple(statistics.median(times[1:]) for times in both)
+
+
+def sources(folder: pathlib.Path, examples: int = 20_000, lot_size: int = 256) -> dict:
+    """Milliseconds for a lot from each kind of source, and for a batch by Keras from the same."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 255, (examples, 32, 32, 3), np.uint8)
+    y = rng.integers(0, 10, examples)
+    mapped = np.memmap(folder / "x", np.uint8, "w+", shape=x.shape)
+    mapped[:] = x
+    files = []
+    for number in range(2_000):
+        files.append(folder / f"{number}.npy")
+        np.save(files[-1], x[number])
+
+    class Files:
+        def __len__(self):
+            return len(files)
+
+        def __getitem__(self, index):
+            return np.load(files[index]), y[index]
+
+    class Batches(keras.utils.PyDataset):
+        def __init__(self, rows_of, count):
+            super().__init__(workers=2)
+            self.rows_of, self.count = rows_of, count
+
+        def __len__(self):
+            return self.count // lot_size
+
+        def __getitem__(self, index):
+            return self.rows_of(np.sort(rng.permutation(self.count)[:lot_size]))
+
+    def of_files(indices):
+        return np.stack([np.load(files[i]) for i in indices]), y[indices]
+
+    def pipeline(array):
+        shuffled = tf.data.Dataset.from_tensor_slices((array, y)).shuffle(examples)
+        return shuffled.batch(lot_size).repeat().prefetch(2)
+
+    def adapter(batches):
+        from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+
+        made = PyDatasetAdapter(batches, shuffle=False)
+        made.on_epoch_begin()
+        return made.get_tf_dataset().repeat()
+
+    ways = {
+        "arrays": (lambda: make_lots("fixed_size", x, y, lot_size=lot_size).as_dataset()),
+        "arrays, tf.data": lambda: pipeline(x),
+        "memmap": (lambda: make_lots("fixed_size", mapped, y, lot_size=lot_size).as_dataset()),
+        "memmap, PyDataset": lambda: adapter(Batches(lambda i: (mapped[i], y[i]), examples)),
+        "files": lambda: make_lots("fixed_size", Files(), lot_size=lot_size).as_dataset(),
+        "files, PyDataset": lambda: adapter(Batches(of_files, len(files))),
+    }
+    times: dict = {name: [] for name in ways}
+    for _ in range(3):
+        for name, make in ways.items():
+            iterator = iter(make())
+            next(iterator)
+            count = 7 if "files" in name else 40
+            times[name].append(
+                timed(lambda i=iterator, n=count: [next(i) for _ in range(n)]) / count
+            )
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def main() -> None:
+    """Prints the tables."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    before = peak_mib()
+    print("| scheme | lot | first lot, ms | a later lot, ms |\n| --- | ---: | ---: | ---: |")
+    for sampling, lot_size, first, later in draws():
+        print(f"| {sampling} | {lot_size:,} | {first:.2f} | {later:.2f} |")
+    plain, private = training()
+    print(f"\nStep on {RECORDS:,} records, vocabulary {VOCABULARY:,}: plain Keras {plain:.1f} ms, ")
+    print(
+        f"private {private:.1f} ms. Peak memory above the import: {peak_mib() - before:,.0f} MiB.\n"
+    )
+    print("| source | ms for a lot of 256 |\n| --- | ---: |")
+    with tempfile.TemporaryDirectory() as folder:
+        for name, value in sources(pathlib.Path(folder)).items():
+            print(f"| {name} | {value:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
