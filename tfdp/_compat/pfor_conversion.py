@@ -8,19 +8,16 @@ import functools
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
+from tensorflow.python.ops.parallel_for import pfor
+from tensorflow.python.ops.parallel_for.pfor import WhileV2
 
-from tfdp._compat import borrowing
 from tfdp._compat.tensorflow import concrete_function
 
-with borrowing("the rules of tf.vectorized_map"):
-    from tensorflow.python.ops.parallel_for import pfor
-    from tensorflow.python.ops.parallel_for.pfor import WhileV2
-
-    RULES = dict(pfor._pfor_converter_registry)
-    NotCovered = pfor.ConversionNotImplementedError
-    wrap = pfor.wrap
-    transposed = pfor._transpose_first_two_dims
-    list_ops, rows_inside = pfor.list_ops, pfor._tile_variant
+RULES = dict(pfor._pfor_converter_registry)
+NotCovered = pfor.ConversionNotImplementedError
+wrap = pfor.wrap
+transposed = pfor._transpose_first_two_dims
+list_ops, rows_inside = pfor.list_ops, pfor._tile_variant
 
 AT_ONCE = "tfdp_at_once"  # the attribute of an operation that has a rule of its own
 
