@@ -16,7 +16,7 @@ from tfdp.accounting import Ledger
 from tfdp.accounting.sampling import sampling_class
 from tfdp.entry import Entry
 from tfdp.training.backup_folder import BackupError
-from tfdp.training.describe import facts_of, session_of
+from tfdp.training.describe import differences, facts_of, session_of
 from tfdp.training.feed import Feed
 from tfdp.training.position import Position
 
@@ -78,7 +78,7 @@ def give_state(
     other = [name for name, value in setup.items() if about["setup"].get(name) != value]
     if other in ([], ["examples"]):  # whose places matter with some samplings only
         facts = facts_of(model, feed, optimizer, account.start)
-        other = facts.differences(run) or other
+        other = differences(facts, run, optimizer, model.trainable_variables) or other
     if other:
         raise BackupError(
             f"The state is of a training with other {' and '.join(other)}. Expected the model, "
@@ -99,7 +99,7 @@ def give_state(
     secrets = {n.partition(".")[2]: a for n, a in arrays.items() if n.startswith("secret.")}
     entry = Entry(account.ledger, run.with_steps(run.steps), run_id, about["declared"])
     account.plan = None  # the state has what was declared
-    account.session = session_of(model, entry, dataclasses.replace(feed, turn=turn), first)
+    account.session = session_of(model, entry, facts, dataclasses.replace(feed, turn=turn), first)
     optimizer.resume(account.session, secrets, lost)
     return Position(**about["position"]).after_lost(lost, about["length"]), lost
 

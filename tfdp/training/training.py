@@ -15,7 +15,7 @@ from tfdp.account import Account
 from tfdp.entry import Entry
 from tfdp.gradients.vectorizing import error_of_row
 from tfdp.session import Session
-from tfdp.training.describe import OPEN_ENDED, describe_more, facts_of, open_session
+from tfdp.training.describe import OPEN_ENDED, describe_more, open_session
 from tfdp.training.feed import Feed
 from tfdp.training.position import Position
 
@@ -218,8 +218,7 @@ class Training:
             self._surplus = session.entry.surplus(left)
             self._plan(session.entry)
         elif open_ended and session.entry.taken + steps > session.run.steps:
-            facts = facts_of(self.model, self.feed, self.model.optimizer, self._account.start)
-            describe_more(session, facts, OPEN_ENDED)
+            describe_more(session, OPEN_ENDED)
         return session
 
     def _skip(self, iterator):
