@@ -12,7 +12,7 @@ from operator import attrgetter, methodcaller
 
 import keras
 import tensorflow as tf
-from keras.src.backend import compute_output_spec as _compute_output_spec
+from keras.src.backend import compute_output_spec
 from keras.src.backend.common.global_state import get_global_attribute
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.backend.common.stateless_scope import get_stateless_scope
@@ -58,6 +58,8 @@ loss_tracker = attrgetter("_loss_tracker")  # the metric in which a model keeps 
 configured_rate = attrgetter("_learning_rate")  # an optimizer's variable, schedule or function
 # Removes the losses that `add_loss` and activity regularizers added to a model.
 forget_losses = methodcaller("_clear_losses")
+# Calls a model on `keras.KerasTensor`s, which makes its weights, as `Trainer._symbolic_build` does.
+build_symbolically = functools.partial(compute_output_spec, training=False)
 # The seed generator of `keras.random` for calls without a seed; None if there was none yet.
 shared_seed_generator = functools.partial(get_global_attribute, "global_seed_generator")
 
@@ -147,14 +149,6 @@ def pads_to_its_own_length(layer) -> bool:
 # -- models ------------------------------------------------------------------------------------------
 
 
-def build_symbolically(model, inputs):
-    """Calls a model on `keras.KerasTensor`s, which makes its weights; returns such outputs.
-
-    This is what `Trainer._symbolic_build` does (`compute_output_spec`).
-    """
-    return _compute_output_spec(model, inputs, training=False)
-
-
 def is_graph_of_layers(model) -> bool:
     """Whether a model is Sequential or functional, so that `keras.models.clone_model` copies it."""
     return isinstance(model, (keras.Sequential, Functional))
@@ -207,6 +201,15 @@ def without_penalties(model):
 
 
 @contextlib.contextmanager
+def _during(variable, value):
+    """Context in which a context variable has a value."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
 def without_recomputation():
     """Context in which `keras.RematScope`, `keras.remat` and `tf.recompute_grad` do nothing.
 
@@ -215,11 +218,7 @@ def without_recomputation():
     so tfdp replaces it there, once; it is TensorFlow's own but in this context, which is one of a
     single thread.
     """
-    token = _recomputes.set(False)
-    try:
-        yield
-    finally:
-        _recomputes.reset(token)
+    return _during(_recomputes, False)
 
 
 _recomputes = contextvars.ContextVar("recomputes", default=True)
@@ -270,7 +269,6 @@ def unpickled(content: io.BytesIO):
 _of_rows = contextvars.ContextVar("of_rows", default=None)  # a `Dependence`
 
 
-@contextlib.contextmanager
 def as_in_a_larger_batch():
     """Context in which `keras.ops.add` and `squeeze` see that a batch may have other rows.
 
@@ -287,11 +285,7 @@ def as_in_a_larger_batch():
     there, once; they are Keras' own but in this context, which is one of a single thread. A batch of
     unknown length would need no context, but many more operations for shapes.
     """
-    token = _of_rows.set(Dependence())
-    try:
-        yield
-    finally:
-        _of_rows.reset(token)
+    return _during(_of_rows, Dependence())
 
 
 def _is_of_row(x):
