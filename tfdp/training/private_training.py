@@ -25,7 +25,7 @@ from tfdp.training.position import Position
 from tfdp.training.preparing import past_preparation, prepared, prepared_validation
 from tfdp.training.steering import check_callbacks
 from tfdp.training.step import private_step
-from tfdp.training.train_function import steps_of
+from tfdp.training.train_function import step_function
 from tfdp.training.training import Training
 
 
@@ -199,7 +199,7 @@ class PrivateTraining(SavedWithLedger):
         """Makes the function that Keras calls for every execution; it authorizes its steps first."""
         if self.train_function is not None and not force:
             return
-        take = steps_of(self)
+        take = step_function(self)
 
         def train_function(iterator):
             return self._running_training().execute(iterator, take)

@@ -15,7 +15,7 @@ from tfdp.session import Session
 from tfdp.training.step import prepare_step
 
 
-def steps_of(model) -> Callable[[Session, Iterator, int], dict]:
+def step_function(model) -> Callable[[Session, Iterator, int], dict]:
     """Returns the function that takes steps of a model and returns the logs of the last one.
 
     Its arguments are the session that the steps are accounted under, the iterator that gives lots, and

@@ -139,7 +139,7 @@ class Training:
 
         Args:
             iterator: gives lots.
-            take: takes steps; from `train_function.steps_of`.
+            take: takes steps; from `train_function.step_function`.
 
         Raises:
             StopIteration, tf.errors.OutOfRangeError: the data have ended.
