@@ -465,8 +465,8 @@ def a_fixed_copy_has_spent_nothing(copy, model, fixed):
     return None
 
 
-@fault("training.model_privacy:_of_users", "training/test_model_privacy.py")
-def guarantees_for_users_are_for_examples(of_users, run, number):
+@fault("accounting.run:Run.for_users", "training/test_model_privacy.py")
+def guarantees_for_users_are_for_examples(for_users, run, examples):
     return run
 
 

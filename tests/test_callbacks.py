@@ -179,9 +179,9 @@ RUNS = {
 
 
 def curve_of(run, kind="proven", earlier=(), **more):
-    ledger = types.SimpleNamespace(changes=0)
-    privacy = types.SimpleNamespace(current_run=run, earlier_runs=list(earlier), ledger=ledger)
-    privacy.steps_if_ended = run.steps
+    entry = types.SimpleNamespace(run=run, if_ended=run.steps, earlier=lambda: list(earlier))
+    account = types.SimpleNamespace(session=types.SimpleNamespace(entry=entry))
+    privacy = types.SimpleNamespace(account=account, ledger=types.SimpleNamespace(changes=0))
     privacy.delta_and_adjacency = lambda delta, adjacency: (delta, adjacency or "zero_out")
     return EpsilonCurve(types.SimpleNamespace(privacy=privacy), DELTA, kind, **more)
 

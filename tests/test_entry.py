@@ -87,7 +87,7 @@ def test_a_closed_entry_allows_no_step():
 
 def test_steps_that_never_began_are_taken_back():
     entry = entry_with(planned=1)
-    session = Session(entry, None, [])
+    session = Session(entry, None, [], entry.run)
     entry.authorize(2)
     session.begin_step()
     assert int(session.place) == 0
@@ -196,7 +196,8 @@ def test_more_steps_in_a_file_that_is_loaded_meanwhile_count():
 
 @pytest.fixture
 def session():
-    return Session(entry_with(), None, [])
+    entry = entry_with()
+    return Session(entry, None, [], entry.run)
 
 
 def test_rows_beyond_the_largest_lot_weigh_nothing(session):

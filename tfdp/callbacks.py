@@ -74,11 +74,12 @@ class EpsilonCurve:
     """
 
     def __init__(self, model, delta=None, kind="proven", adjacency=None, points=16):
-        self._run, self._earlier = model.privacy.current_run, model.privacy.earlier_runs
+        entry = model.privacy.account.session.entry
+        self._run, self._earlier = entry.run, entry.earlier()
         self._changes = model.privacy.ledger.changes
         self._kind = kind
         self._delta, self._adjacency = model.privacy.delta_and_adjacency(delta, adjacency)
-        planned = model.privacy.steps_if_ended
+        planned = entry.if_ended
         self._counts = [0]  # without a known plan
         if math.isfinite(planned):
             self._counts = step_counts(int(planned), self._run.sampling.steps_per_epoch, points)
@@ -142,12 +143,14 @@ class _Spending(keras.callbacks.Callback):
 
     def _ended_early(self) -> bool:
         """Whether a callback ended the training, and planned steps count that were not taken."""
-        privacy = self.model.privacy
-        return self.model.stop_training and privacy.steps_if_ended > privacy.steps_taken
+        session = self.model.privacy.account.session
+        if session is None or not self.model.stop_training:
+            return False
+        return session.entry.if_ended > session.entry.taken
 
     def _at_the_end(self, kind) -> float:
         """Epsilon of all planned steps."""
-        steps = self.model.privacy.steps_if_ended
+        steps = self.model.privacy.account.session.entry.if_ended
         return math.inf if math.isinf(steps) else self._curve(kind).at(steps, exact=True)
 
 
@@ -186,7 +189,7 @@ class PrivacyProgress(_Spending):
         self._left = 0  # other callbacks may change the weights, and what is known about them, here
 
     def _spent(self, exact=False):
-        curve, steps = self._curve(self.kind), self.model.privacy.steps_so_far
+        curve, steps = self._curve(self.kind), self.model.privacy.account.session.entry.so_far
         self._shown = curve.at(steps, exact)
         self._left = curve.next_point(steps) - steps
         return self._shown
@@ -282,7 +285,7 @@ class PrivacyTensorBoard(_Spending):
                 if name not in ("epsilon", "claimed_epsilon"):
                     tf.summary.scalar(f"training/{name}", value)
             for kind in ("claimed", "proven"):
-                epsilon = self._curve(kind).at(privacy.steps_so_far, exact=True)
+                epsilon = self._curve(kind).at(privacy.account.session.entry.so_far, exact=True)
                 tf.summary.scalar(f"privacy/epsilon_{kind}", epsilon)
             for name, value in privacy.diagnostics(reset=True).items():
                 tf.summary.scalar(f"gradients/{name}", value)

@@ -76,21 +76,30 @@ class Entry:
         self.limit_steps()
         counted = self.counted
         self._before = int(max(counted, min(counted + steps, self.limit)))
-        open_plan = self.ledger.entries[self.run_id].open_plan
-        self.ledger.record(self.run_id, self._before, self.taken, open_plan)
-        self._recorded = (self._before, self.taken, open_plan)
+        self._recorded = (self._before, self.taken, self.has_open_plan)
+        self.ledger.record(self.run_id, *self._recorded)
 
     def end_plan(self) -> None:
         """Keeps what is counted now: budgets that are set later do not change a plan that ended."""
         self.record()
-        if self.ledger.entries[self.run_id].open_plan:
-            self.closed = True
+        self.closed = self.closed or self.has_open_plan
         self._planned, self._earlier_plan, self._before = 0, None, self.counted
 
     @property
     def counted(self) -> int:
         """Number of steps that the ledger counts for this run."""
         return self.ledger.steps(self.run_id)
+
+    @property
+    def has_open_plan(self) -> bool:
+        """Whether nobody knows how many steps count, so that nothing is proven."""
+        return self.ledger.entries[self.run_id].open_plan
+
+    @property
+    def if_ended(self) -> float:
+        """Number of steps that count if the training ends now; infinite if nobody knows it."""
+        self.record()
+        return math.inf if self.has_open_plan else self.counted
 
     def surplus(self, steps: float) -> float:
         """Steps of an earlier declared plan that are left out if `steps` further ones are planned.

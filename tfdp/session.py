@@ -29,13 +29,14 @@ class Session:
         entry: counts the steps.
         optimizer: the optimizer that takes the steps.
         variables: the trainable variables.
+        facts: what is accounted of the steps: a run without steps and without tables over them.
         first_iteration: the optimizer's iteration at the run's first step.
         physical_batch_size: number of rows in one chunk; None processes a lot as a whole.
         lots: the `tfdp.data.Lots` that the steps draw from; None for other batches.
         turn: the group that the next lot comes from, if groups take turns.
 
     Attributes:
-        entry, optimizer, variables, first_iteration, physical_batch_size, lots: the arguments.
+        entry, optimizer, variables, facts, first_iteration, physical_batch_size, lots: the arguments.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Session:
         entry: Entry,
         optimizer,
         variables: Sequence,
+        facts: Run,
         first_iteration: int = 0,
         *,
         physical_batch_size: int | None = None,
@@ -50,9 +52,8 @@ class Session:
         turn: int = 0,
     ):
         self.entry, self.optimizer, self.variables = entry, optimizer, list(variables)
-        self.first_iteration = first_iteration
+        self.facts, self.first_iteration = facts, first_iteration
         self.physical_batch_size, self.lots = physical_batch_size, lots
-        self.facts: object = None  # what is accounted, as it was last found to hold for the run
         self._first_turn = turn - entry.taken
         # Counts the steps that begin on the device, one copy for each replica. Nothing saves it.
         self._begun = tf.Variable(

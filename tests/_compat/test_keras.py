@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
+from keras.src.trainers.compile_utils import CompileLoss
 
 from tests.rounding import assert_close
 from tfdp._compat import keras as borrowed
@@ -295,7 +296,6 @@ def test_compiled_loss_and_its_metrics():
     assert borrowed.compiled_loss(model) is None
     model.compile("sgd", ["mse", "mae"])
     loss = borrowed.compiled_loss(model)
-    assert type(loss) is borrowed.CompileLoss
     model.fit(_X, [_Y, _Y], verbose=0)
     assert loss is borrowed.compiled_loss(model) and loss.built
     assert sorted(metric.name for metric in loss.metrics) == ["a_loss", "b_loss"]
@@ -343,11 +343,8 @@ def test_reduce_and_unpickle_model():
     assert isinstance(copy.optimizer, keras.optimizers.SGD)
 
 
-# -- losses ------------------------------------------------------------------------------------------
-
-
 def test_flat_losses():
-    compiled = borrowed.CompileLoss(["mse", keras.losses.mean_absolute_error], [1.0, 2.0])
+    compiled = CompileLoss(["mse", keras.losses.mean_absolute_error], [1.0, 2.0])
     assert not compiled.built
     compiled.build([_Y, _Y], [_Y, _Y])
     assert compiled.built
@@ -358,13 +355,10 @@ def test_flat_losses():
     assert second.fn is keras.losses.mean_absolute_error
     np.testing.assert_array_equal(first.call(_Y, 3 * _Y), [4.0] * 4)  # not reduced yet
     assert first.reduction == "sum_over_batch_size"
-    single = borrowed.CompileLoss("mse")
+    single = CompileLoss("mse")
     single.build(_Y, _Y)
     ((path, _, weight, _),) = borrowed.flat_losses(single)
     assert not path and weight is None
-
-
-# -- optimizers --------------------------------------------------------------------------------------
 
 
 def test_learning_rate_as_it_was_given():

@@ -384,7 +384,7 @@ def test_data_of_unknown_length_are_resumed_at_their_place(at, tmp_path):
         with contextlib.suppress(KeyboardInterrupt):
             model.fit(lots, epochs=EPOCHS, callbacks=[backup, interrupts], verbose=0)
         counted = np.inf if at <= 2 and not ended else PLANNED
-        assert model.privacy.steps_if_ended == counted
+        assert model.privacy.account.session.entry.if_ended == counted
     assert entries(model) == [PLANNED] == [model.privacy.steps_taken]
     assert ended == [*range(EPOCHS)][-len(ended) :]
     assert model.privacy.spent(DELTA).epsilon < np.inf

@@ -6,10 +6,9 @@ name. If a new version changes a borrowed name, the failing test says which one.
 
 Every package of tfdp that needs TensorFlow imports from this package. On import, this package refuses
 other Keras backends and versions below the first tested one. A version beyond the last tested one
-causes a warning, since a borrowed name may have changed its meaning.
+causes a warning, since a borrowed name may be gone or have changed its meaning.
 """
 
-import contextlib
 import re
 import warnings
 
@@ -47,24 +46,6 @@ def check(package: str, version: str) -> None:
         raise ImportError(f"tfdp does not work with {package} {version}. {_INSTALL}")
     if number >= beyond:
         warnings.warn(f"tfdp was not tested with {package} {version}. {_INSTALL}", stacklevel=2)
-
-
-@contextlib.contextmanager
-def borrowing(what: str):
-    """Context manager around imports and look-ups of non-public names.
-
-    Args:
-        what: words for what the block borrows, such as "a name of keras.src", for the message.
-
-    Raises:
-        ImportError: a name is missing.
-    """
-    try:
-        yield
-    except (ImportError, AttributeError, KeyError) as error:
-        raise ImportError(
-            f"tfdp borrows {what} ({error}), which is not as expected in this version. {_INSTALL}"
-        ) from error
 
 
 check("keras", the_keras.__version__)

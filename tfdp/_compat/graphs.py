@@ -1,11 +1,7 @@
 """Reads graphs that were traced: what a tensor depends on, and parts of a graph run again."""
 
 import tensorflow as tf
-
-from tfdp._compat import borrowing
-
-with borrowing("the operations that tf.vectorized_map makes"):
-    from tensorflow.python.ops.parallel_for import pfor
+from tensorflow.python.ops.parallel_for import pfor
 
 
 def is_custom_gradient(operation) -> bool:

@@ -8,47 +8,33 @@ import contextlib
 import contextvars
 import functools
 import io
+from operator import attrgetter, methodcaller
 
 import keras
 import tensorflow as tf
+from keras.src.backend import compute_output_spec
+from keras.src.backend.common.global_state import get_global_attribute
+from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
+from keras.src.backend.common.stateless_scope import get_stateless_scope
+from keras.src.backend.tensorflow.trainer import reduce_per_replica
+from keras.src.layers.convolutional.base_conv import BaseConv
+from keras.src.layers.rnn.conv_lstm import ConvLSTMCell
+from keras.src.models.functional import Functional
+from keras.src.trainers.data_adapters.array_slicing import train_validation_split
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_sample_weights
+from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
 
-from tfdp._compat import borrowing
 from tfdp._compat.graphs import Dependence
 
-with borrowing("a name of keras.src"):
-    from keras.src.backend import compute_output_spec as _compute_output_spec
-    from keras.src.backend.common.global_state import get_global_attribute
-    from keras.src.backend.common.masking import get_keras_mask as get_keras_mask
-    from keras.src.backend.common.masking import set_keras_mask as set_keras_mask
-    from keras.src.backend.common.stateless_scope import get_stateless_scope as get_stateless_scope
-    from keras.src.backend.tensorflow.trainer import reduce_per_replica
-    from keras.src.layers.convolutional.base_conv import BaseConv as BaseConv
-    from keras.src.layers.rnn.conv_lstm import ConvLSTMCell as ConvLSTMCell
-    from keras.src.models.functional import Functional as Functional
-    from keras.src.trainers.compile_utils import CompileLoss as CompileLoss
-    from keras.src.trainers.data_adapters.array_slicing import (
-        train_validation_split as train_validation_split,
-    )
-    from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAdapter
-    from keras.src.trainers.data_adapters.data_adapter_utils import (
-        class_weight_to_sample_weights as class_weight_to_sample_weights,
-    )
-    from keras.src.trainers.data_adapters.generator_data_adapter import (
-        GeneratorDataAdapter as GeneratorDataAdapter,
-    )
-    from keras.src.trainers.data_adapters.py_dataset_adapter import (
-        PyDatasetAdapter as PyDatasetAdapter,
-    )
-    from keras.src.trainers.data_adapters.tf_dataset_adapter import (
-        make_class_weight_map_fn as make_class_weight_map_fn,
-    )
+try:
+    from keras.src.backend.tensorflow import numpy
+except ImportError:  # since Keras 3.16
+    from keras.src.backend.tensorflow.ops import numpy
 
-    try:
-        from keras.src.backend.tensorflow import numpy
-    except ImportError:  # since Keras 3.16
-        from keras.src.backend.tensorflow.ops import numpy
-
-    _ADD, _SQUEEZE = numpy.add, numpy.squeeze
+_ADD, _SQUEEZE = numpy.add, numpy.squeeze
 
 # The class that gives a layer its `fit`; versions of Keras have different names for it.
 Trainer = keras.Model.__bases__[0]
@@ -61,6 +47,21 @@ floatx = keras.config.floatx
 SHORTCUTS = {
     keras.layers.Bidirectional: ("_can_attempt_fused_lstm", "_can_attempt_fused_gru"),
 }
+
+# Attributes of Keras' objects, each with the function that reads it.
+kernel_of = attrgetter("_kernel")  # a layer's variable; the public `kernel` is a tensor under LoRA
+seed_generators = attrgetter("_seed_generators")  # a layer's, without those of inner layers
+compiled_loss = attrgetter("_compile_loss")  # a model's `CompileLoss`, or None
+flat_losses = attrgetter("_flat_losses")  # (path, loss, weight, metric) of each output of these
+compile_metrics = attrgetter("_compile_metrics")  # a model's `CompileMetrics`, or None
+loss_tracker = attrgetter("_loss_tracker")  # the metric in which a model keeps its loss
+configured_rate = attrgetter("_learning_rate")  # an optimizer's variable, schedule or function
+# Removes the losses that `add_loss` and activity regularizers added to a model.
+forget_losses = methodcaller("_clear_losses")
+# Calls a model on `keras.KerasTensor`s, which makes its weights, as `Trainer._symbolic_build` does.
+build_symbolically = functools.partial(compute_output_spec, training=False)
+# The seed generator of `keras.random` for calls without a seed; None if there was none yet.
+shared_seed_generator = functools.partial(get_global_attribute, "global_seed_generator")
 
 # -- layers ------------------------------------------------------------------------------------------
 
@@ -113,16 +114,6 @@ def layers_of(layer, *, itself: bool = False) -> list:
     return list(layer._flatten_layers(include_self=itself, recursive=True))
 
 
-def seed_generators(layer) -> list:
-    """The seed generators of a layer, without those of inner layers (`Layer._seed_generators`)."""
-    return layer._seed_generators
-
-
-def shared_seed_generator():
-    """The seed generator of `keras.random` for calls without a seed; None if there was none yet."""
-    return get_global_attribute("global_seed_generator")
-
-
 def normalizes_by_batch(layer) -> bool:
     """Whether a layer is a BatchNormalization that uses and keeps statistics of the batch in training.
 
@@ -136,14 +127,6 @@ def normalizes_by_batch(layer) -> bool:
         return False
     stock = type(layer).call is keras.layers.BatchNormalization.call and "call" not in vars(layer)
     return layer.trainable or not stock
-
-
-def kernel_of(layer):
-    """The kernel variable of Dense, EinsumDense or a convolution (`_kernel`).
-
-    The public `layer.kernel` is a tensor, not the variable, if LoRA or quantization changes it.
-    """
-    return layer._kernel
 
 
 def was_given_vocabulary(layer) -> bool:
@@ -163,20 +146,7 @@ def pads_to_its_own_length(layer) -> bool:
     return not layer._ragged and (codes or layer._output_sequence_length is not None)
 
 
-def forget_losses(model) -> None:
-    """Removes the losses that `add_loss` and activity regularizers added (`Layer._clear_losses`)."""
-    model._clear_losses()
-
-
 # -- models ------------------------------------------------------------------------------------------
-
-
-def build_symbolically(model, inputs):
-    """Calls a model on `keras.KerasTensor`s, which makes its weights; returns such outputs.
-
-    This is what `Trainer._symbolic_build` does (`compute_output_spec`).
-    """
-    return _compute_output_spec(model, inputs, training=False)
 
 
 def is_graph_of_layers(model) -> bool:
@@ -200,11 +170,6 @@ def uses_of(operation) -> list:
     """Returns (args, kwargs) of each call of an operation in functional models (`_inbound_nodes`)."""
     nodes = operation._inbound_nodes
     return [(node.arguments.args, node.arguments.kwargs) for node in nodes]
-
-
-def compiled_loss(model):
-    """The `CompileLoss` that `compile` made of its argument `loss`, or None (`_compile_loss`)."""
-    return model._compile_loss
 
 
 def compute_loss_as_keras(model, x, y, y_pred, sample_weight):
@@ -236,6 +201,15 @@ def without_penalties(model):
 
 
 @contextlib.contextmanager
+def _during(variable, value):
+    """Context in which a context variable has a value."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
 def without_recomputation():
     """Context in which `keras.RematScope`, `keras.remat` and `tf.recompute_grad` do nothing.
 
@@ -244,11 +218,7 @@ def without_recomputation():
     so tfdp replaces it there, once; it is TensorFlow's own but in this context, which is one of a
     single thread.
     """
-    token = _recomputes.set(False)
-    try:
-        yield
-    finally:
-        _recomputes.reset(token)
+    return _during(_recomputes, False)
 
 
 _recomputes = contextvars.ContextVar("recomputes", default=True)
@@ -260,11 +230,6 @@ def _recomputed(function):
 
 
 tf.recompute_grad = _recomputed
-
-
-def loss_tracker(model):
-    """The metric in which Keras' training step keeps the loss (`_loss_tracker`)."""
-    return model._loss_tracker
 
 
 def all_metrics(model) -> list:
@@ -299,33 +264,11 @@ def unpickled(content: io.BytesIO):
     return keras.Model._unpickle_model(content)
 
 
-# -- losses ------------------------------------------------------------------------------------------
-
-
-def flat_losses(compiled: CompileLoss) -> list:
-    """The (path, loss, weight, metric) of each output of a built `CompileLoss` (`_flat_losses`)."""
-    return compiled._flat_losses
-
-
-# -- optimizers --------------------------------------------------------------------------------------
-
-
-def configured_rate(optimizer):
-    """The learning rate as it was configured: a variable, schedule or function (`_learning_rate`)."""
-    return optimizer._learning_rate
-
-
-def compile_metrics(model):
-    """The `CompileMetrics` that `compile` made of its metrics, or None (`_compile_metrics`)."""
-    return model._compile_metrics
-
-
 # -- additions ---------------------------------------------------------------------------------------
 
 _of_rows = contextvars.ContextVar("of_rows", default=None)  # a `Dependence`
 
 
-@contextlib.contextmanager
 def as_in_a_larger_batch():
     """Context in which `keras.ops.add` and `squeeze` see that a batch may have other rows.
 
@@ -342,11 +285,7 @@ def as_in_a_larger_batch():
     there, once; they are Keras' own but in this context, which is one of a single thread. A batch of
     unknown length would need no context, but many more operations for shapes.
     """
-    token = _of_rows.set(Dependence())
-    try:
-        yield
-    finally:
-        _of_rows.reset(token)
+    return _during(_of_rows, Dependence())
 
 
 def _is_of_row(x):

@@ -8,19 +8,16 @@ import functools
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
+from tensorflow.python.ops.parallel_for import pfor
+from tensorflow.python.ops.parallel_for.pfor import WhileV2
 
-from tfdp._compat import borrowing
 from tfdp._compat.tensorflow import concrete_function
 
-with borrowing("the rules of tf.vectorized_map"):
-    from tensorflow.python.ops.parallel_for import pfor
-    from tensorflow.python.ops.parallel_for.pfor import WhileV2
-
-    RULES = dict(pfor._pfor_converter_registry)
-    NotCovered = pfor.ConversionNotImplementedError
-    wrap = pfor.wrap
-    transposed = pfor._transpose_first_two_dims
-    list_ops, rows_inside = pfor.list_ops, pfor._tile_variant
+RULES = dict(pfor._pfor_converter_registry)
+NotCovered = pfor.ConversionNotImplementedError
+wrap = pfor.wrap
+transposed = pfor._transpose_first_two_dims
+list_ops, rows_inside = pfor.list_ops, pfor._tile_variant
 
 AT_ONCE = "tfdp_at_once"  # the attribute of an operation that has a rule of its own
 
@@ -100,9 +97,10 @@ def at_once(function: Callable, rows: list, shared: list, kept: Sequence = ()) -
         pfor_input.stack_inputs([*range(count)])
         rows = [pfor_input.stacked_input(index) for index in range(count)]
         others = [pfor_input.unstacked_input(i) for i in range(count, pfor_input.num_inputs)]
-        width = tf.shape(rows[0])[1] if rows[0].shape[1] is None else rows[0].shape[1]
         found, keep = function([*map(merged, rows)], others[: end - count], others[end - count :])
-        found = [wrap(_apart_by_width(result, width), True) for result in found]
+        shapes = [[None, rows[0].shape[1], *tensor.shape[1:]] for tensor in found]
+        found = [apart(tensor, pfor_input.pfor.loop_len_vector) for tensor in found]
+        found = [wrap(tf.ensure_shape(*pair), True) for pair in zip(found, shapes, strict=True)]
         return [*found, *(wrap(tensor, False) for tensor in keep)]
 
     specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in given]
@@ -143,11 +141,3 @@ def apart(tensor, examples):
     known = tensor.shape[1:] if tensor.shape.rank else tf.TensorShape(None)
     later = [-1, *known] if known.num_elements() else tf.concat([[-1], tf.shape(tensor)[1:]], 0)
     return tf.reshape(tensor, tf.concat([examples, later], axis=0))
-
-
-def _apart_by_width(tensor, width):
-    """[examples * rows, ...] to [examples, rows, ...], where `width` is the number of rows."""
-    found = tf.reshape(tensor, tf.concat([[-1, width], tf.shape(tensor)[1:]], axis=0))
-    return tf.ensure_shape(
-        found, [None, width if isinstance(width, int) else None, *tensor.shape[1:]]
-    )

@@ -9,13 +9,9 @@ import re
 import threading
 
 import tensorflow as tf
-
-from tfdp._compat import borrowing
-
-with borrowing("a name of tensorflow.python"):
-    from tensorflow.python import pywrap_tfe as tf_tapes
-    from tensorflow.python.distribute import distribute_lib
-    from tensorflow.python.ops import control_flow_util
+from tensorflow.python import pywrap_tfe as tf_tapes
+from tensorflow.python.distribute import distribute_lib
+from tensorflow.python.ops import control_flow_util
 
 
 def inside_xla() -> bool:

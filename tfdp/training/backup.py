@@ -341,11 +341,10 @@ class BackupAndRestore(keras.callbacks.Callback):
     def _spent(self, account: Account, entry: Entry) -> list[str]:
         """What was spent, if the training is resumed and if it is not."""
         ledger = account.ledger
-        is_open = ledger.entries[entry.run_id].open_plan
-        of = "" if is_open or self._length is None else f" of {entry.counted:,}"
+        of = "" if entry.has_open_plan or self._length is None else f" of {entry.counted:,}"
         so_far = self._epsilon(ledger.budget, account.runs_so_far)
         notes = [f"Stopped after step {entry.taken:,}{of}{so_far}."]
-        if is_open or entry.counted > entry.taken:
+        if entry.if_ended > entry.taken:
             cost = self._epsilon(ledger.budget, ledger.runs)
             notes.append(f"All planned steps count if the training is never resumed{cost}.")
         return notes

@@ -16,7 +16,7 @@ from tfdp.accounting import Ledger
 from tfdp.accounting.sampling import sampling_class
 from tfdp.entry import Entry
 from tfdp.training.backup_folder import BackupError
-from tfdp.training.describe import facts_of, session_of
+from tfdp.training.describe import differences, facts_of, session_of
 from tfdp.training.feed import Feed
 from tfdp.training.position import Position
 
@@ -37,7 +37,8 @@ def take_state(
         notes: what a later process tells of this one; JSON-safe.
     """
     session, secrets = account.session, model.optimizer.secret_state()
-    arrays = arrays_of(model) | {f"secret.{name}": np.array(v) for name, v in secrets.items()}
+    arrays = {name: keras.ops.convert_to_numpy(v) for name, v in _variables(model).items()}
+    arrays |= {f"secret.{name}": np.array(v) for name, v in secrets.items()}
     about = {
         "setup": setup,
         "ledger": account.ledger.to_json(),
@@ -78,7 +79,7 @@ def give_state(
     other = [name for name, value in setup.items() if about["setup"].get(name) != value]
     if other in ([], ["examples"]):  # whose places matter with some samplings only
         facts = facts_of(model, feed, optimizer, account.start)
-        other = facts.differences(run) or other
+        other = differences(facts, run, optimizer, model.trainable_variables) or other
     if other:
         raise BackupError(
             f"The state is of a training with other {' and '.join(other)}. Expected the model, "
@@ -94,12 +95,13 @@ def give_state(
     if account.ledger.budgets:  # of this program, perhaps larger than that of the interrupted one
         ledger.budget = None
     account.ledger.merge(ledger)
-    assign_arrays(model, arrays)
+    for name, variable in _variables(model).items():
+        variable.assign(arrays[name])
     optimizer.iterations.assign(first + taken)
     secrets = {n.partition(".")[2]: a for n, a in arrays.items() if n.startswith("secret.")}
     entry = Entry(account.ledger, run.with_steps(run.steps), run_id, about["declared"])
     account.plan = None  # the state has what was declared
-    account.session = session_of(model, entry, dataclasses.replace(feed, turn=turn), first)
+    account.session = session_of(model, entry, facts, dataclasses.replace(feed, turn=turn), first)
     optimizer.resume(account.session, secrets, lost)
     return Position(**about["position"]).after_lost(lost, about["length"]), lost
 
@@ -117,29 +119,13 @@ def setup_of(model, feed: Feed) -> dict:
     return {
         "version": _VERSION,
         "optimizer": type(model.optimizer).__name__,
-        "variables": shapes_of(model),
+        "variables": [[str(v.dtype), *v.shape] for v in _variables(model).values()],
         "examples": None if lots is None else lots.fingerprint(),
     }
 
 
-def arrays_of(model) -> dict[str, np.ndarray]:
-    """The values of everything that a state holds of a model and its optimizer."""
-    return {name: keras.ops.convert_to_numpy(v) for name, v in _variables(model).items()}
-
-
-def assign_arrays(model, arrays: dict) -> None:
-    """Gives a model and its optimizer the values of `arrays_of`."""
-    for name, variable in _variables(model).items():
-        variable.assign(arrays[name])
-
-
-def shapes_of(model) -> list:
-    """The types and shapes of everything that a state holds of a model and its optimizer."""
-    return [[str(v.dtype), *v.shape] for v in _variables(model).values()]
-
-
 def _variables(model) -> dict:
-    """Weights, random states and slots by name; metrics begin anew."""
+    """Everything that a state holds of a model and its optimizer, by name; metrics begin anew."""
     metrics = {id(v) for v in model.metrics_variables}
     weights = [v for v in model.variables if id(v) not in metrics]
     both = {"model": weights, "optimizer": model.optimizer.variables}

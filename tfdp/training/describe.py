@@ -4,8 +4,6 @@ import dataclasses
 
 from tfdp.account import Account, check_counted
 from tfdp.accounting import Contribution, Run
-from tfdp.accounting.mechanisms import Mechanism
-from tfdp.accounting.sampling import Sampling
 from tfdp.entry import Entry
 from tfdp.layers.lot_statistics import uses_batch_statistics
 from tfdp.layers.public import public_layers
@@ -16,52 +14,8 @@ from tfdp.training.feed import Feed
 OPEN_ENDED = 10_000
 
 
-@dataclasses.dataclass(frozen=True)
-class Facts:
-    """What is accounted of a training, except its number of steps and tables over them.
-
-    Attributes:
-        mechanism: class of the mechanism.
-        fields: fields of the mechanism that are no tables.
-        sampling, contribution, start, insecure_seed: as in `accounting.Run`.
-    """
-
-    mechanism: type[Mechanism]
-    fields: dict
-    sampling: Sampling
-    contribution: Contribution
-    start: str
-    insecure_seed: bool
-
-    def run(self, steps: int, tables: dict) -> Run:
-        """Returns the run of `steps` steps, with tables that are fields of the mechanism."""
-        return Run(mechanism=self.mechanism(**self.fields, **tables), steps=steps, **self._rest())
-
-    def differences(self, run: Run) -> list[str]:
-        """Names of the settings in which a run differs, whatever its steps and tables."""
-        if type(run.mechanism) is not self.mechanism:
-            return ["mechanism"]
-        mechanism = dataclasses.replace(run.mechanism, **self.fields)
-        ours = dataclasses.replace(run, mechanism=mechanism, **self._rest())
-        return _differing_fields(run, ours)
-
-    def _rest(self) -> dict:
-        names = ("sampling", "contribution", "start", "insecure_seed")
-        return {name: getattr(self, name) for name in names}
-
-
-def _differing_fields(one, other) -> list[str]:
-    found = []
-    for field in dataclasses.fields(one):
-        a, b = getattr(one, field.name), getattr(other, field.name)
-        if a != b:
-            nested = dataclasses.is_dataclass(a) and type(a) is type(b)
-            found += _differing_fields(a, b) if nested else [field.name]
-    return found
-
-
-def facts_of(model, feed: Feed, optimizer, start: str) -> Facts:
-    """Returns what is accounted of a training, except its number of steps and tables over steps.
+def facts_of(model, feed: Feed, optimizer, start: str) -> Run:
+    """Returns what is accounted of a training, as a run without steps and without tables over them.
 
     Args:
         model: a built private model.
@@ -97,14 +51,39 @@ def facts_of(model, feed: Feed, optimizer, start: str) -> Facts:
             f"{averaged}, the rows whose gradients are averaged (microbatch size {microbatch_size}, "
             f"views {contribution.views}). Received: {rows}"
         )
-    return Facts(
-        mechanism=optimizer.mechanism,
-        fields=optimizer.mechanism_fields(variables),
+    return Run(
+        mechanism=optimizer.mechanism(**optimizer.mechanism_fields(variables)),
         sampling=feed.sampling,
+        steps=0,
         contribution=contribution,
         start=start,
         insecure_seed=optimizer.seeded or feed.insecure_seed,
     )
+
+
+def with_tables(facts: Run, optimizer, variables, first: int, steps: int, known=None) -> Run:
+    """Returns the run of `steps` steps with these facts; the arguments are those of `tables`."""
+    tables = optimizer.tables(variables, first, steps, known)
+    mechanism = dataclasses.replace(facts.mechanism, **tables)
+    return dataclasses.replace(facts, mechanism=mechanism, steps=steps)
+
+
+def differences(facts: Run, run: Run, optimizer, variables) -> list[str]:
+    """Names of the settings in which a run differs from facts, whatever its steps and tables."""
+    if type(run.mechanism) is type(facts.mechanism):
+        tables = {n: getattr(facts.mechanism, n) for n in optimizer.tables(variables, 0, 0)}
+        run = dataclasses.replace(run, mechanism=dataclasses.replace(run.mechanism, **tables))
+    return _differing_fields(facts, run.with_steps(0))
+
+
+def _differing_fields(one, other) -> list[str]:
+    found = []
+    for field in dataclasses.fields(one):
+        a, b = getattr(one, field.name), getattr(other, field.name)
+        if a != b:
+            nested = dataclasses.is_dataclass(a) and type(a) is type(b)
+            found += _differing_fields(a, b) if nested else [field.name]
+    return found
 
 
 def planned_run(model, feed: Feed, steps: int, optimizer, start: str) -> Run:
@@ -114,8 +93,8 @@ def planned_run(model, feed: Feed, steps: int, optimizer, start: str) -> Run:
         steps: number of planned steps.
         model, feed, optimizer, start: as in `facts_of`.
     """
-    tables = optimizer.tables(model.trainable_variables, 0, steps)
-    return facts_of(model, feed, optimizer, start).run(steps, tables)
+    facts = facts_of(model, feed, optimizer, start)
+    return with_tables(facts, optimizer, model.trainable_variables, 0, steps)
 
 
 def open_session(model, account: Account, feed: Feed, steps: int | None) -> Session:
@@ -145,7 +124,7 @@ def open_session(model, account: Account, feed: Feed, steps: int | None) -> Sess
     check_counted(optimizer, account.ledger)
     facts, session = facts_of(model, feed, optimizer, account.start), account.session
     if session is not None and _continues(session, facts, feed, optimizer, variables):
-        describe_more(session, facts, steps)
+        describe_more(session, steps)
         return session
     if feed.start:
         raise RuntimeError(
@@ -155,20 +134,21 @@ def open_session(model, account: Account, feed: Feed, steps: int | None) -> Sess
         )
     first = int(optimizer.iterations.numpy())
     steps = _open_ended(optimizer, 0) if steps is None else steps
-    run = facts.run(steps, optimizer.tables(variables, first, steps))
+    run = with_tables(facts, optimizer, variables, first, steps)
     account.close_session()
-    account.session = session_of(model, Entry(account.ledger, run), feed, first)
+    account.session = session_of(model, Entry(account.ledger, run), facts, feed, first)
     optimizer.begin(account.session)
     return account.session
 
 
-def session_of(model, entry: Entry, feed: Feed, first_iteration: int) -> Session:
+def session_of(model, entry: Entry, facts: Run, feed: Feed, first_iteration: int) -> Session:
     """Returns a session for the steps of an entry; `Session` describes the arguments."""
     with model.distribute_strategy.scope():  # its counter has a copy for each replica
         return Session(
             entry,
             model.optimizer,
             model.trainable_variables,
+            facts,
             first_iteration,
             physical_batch_size=feed.physical_batch_size,
             lots=feed.lots,
@@ -176,7 +156,7 @@ def session_of(model, entry: Entry, feed: Feed, first_iteration: int) -> Session
         )
 
 
-def _continues(session: Session, facts: Facts, feed: Feed, optimizer, variables) -> bool:
+def _continues(session: Session, facts: Run, feed: Feed, optimizer, variables) -> bool:
     """Whether further steps belong to the entry of a session.
 
     Each `fit` starts new lots, which does not matter where lots are random. Epochs in a fixed
@@ -190,11 +170,10 @@ def _continues(session: Session, facts: Facts, feed: Feed, optimizer, variables)
         and feed.physical_batch_size == session.physical_batch_size
         and session.trains(variables, optimizer)
         and session.first_iteration == int(optimizer.iterations.numpy()) - entry.taken
-        and (facts == session.facts or not facts.differences(session.run))
+        and facts == session.facts
         and optimizer.continues(session)
     ):
         return False
-    session.facts = facts  # comparing facts with a run takes longer
     if sampling.groups > 1:
         return feed.lots is session.lots and feed.turn == session.next_turn % sampling.groups
     if sampling.whole_epochs:
@@ -202,17 +181,15 @@ def _continues(session: Session, facts: Facts, feed: Feed, optimizer, variables)
     return True
 
 
-def describe_more(session: Session, facts: Facts, steps: int | None) -> None:
+def describe_more(session: Session, steps: int | None) -> None:
     """Describes further steps, if the session's run does not describe them yet."""
-    entry, optimizer = session.entry, session.optimizer
+    entry, optimizer, first = session.entry, session.optimizer, session.first_iteration
     done = entry.taken
     if steps is None:
         steps = 1 if done < entry.run.steps else _open_ended(optimizer, done)
-    if done + steps > entry.run.steps:
-        tables = optimizer.tables(
-            session.variables, session.first_iteration, done + steps, entry.run
-        )
-        entry.extend(facts.run(done + steps, tables))
+    if (end := done + steps) > entry.run.steps:
+        run = with_tables(session.facts, optimizer, session.variables, first, end, entry.run)
+        entry.extend(run)
 
 
 def _open_ended(optimizer, done: int) -> int:

@@ -189,37 +189,10 @@ class ModelPrivacy:
         return None if session is None else session.run
 
     @property
-    def earlier_runs(self) -> list[Run]:
-        """The runs on these weights other than the open ledger entry."""
-        session = self.account.session
-        return self.ledger.runs if session is None else session.entry.earlier()
-
-    @property
     def steps_taken(self) -> int:
         """Number of steps of the open ledger entry so far."""
         session = self.account.session
         return 0 if session is None else session.entry.taken
-
-    @property
-    def steps_so_far(self) -> int:
-        """Number of steps of the open ledger entry that count if the training carries out its plan.
-
-        Those taken, and those that earlier trainings left out.
-        """
-        session = self.account.session
-        return 0 if session is None else session.entry.so_far
-
-    @property
-    def steps_if_ended(self) -> float:
-        """Number of steps of the open ledger entry that count if the training ends now.
-
-        All planned steps count, as far as budgets allow them. Infinite if nobody knows their number.
-        """
-        session, ledger = self.account.session, self.ledger
-        if session is None:
-            return 0
-        is_open = ledger.entries[session.entry.run_id].open_plan
-        return math.inf if is_open else session.entry.counted
 
     @property
     def steps_left(self) -> float:

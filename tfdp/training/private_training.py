@@ -25,7 +25,7 @@ from tfdp.training.position import Position
 from tfdp.training.preparing import past_preparation, prepared, prepared_validation
 from tfdp.training.steering import check_callbacks
 from tfdp.training.step import private_step
-from tfdp.training.train_function import Steps
+from tfdp.training.train_function import step_function
 from tfdp.training.training import Training
 
 
@@ -199,10 +199,10 @@ class PrivateTraining(SavedWithLedger):
         """Makes the function that Keras calls for every execution; it authorizes its steps first."""
         if self.train_function is not None and not force:
             return
-        steps_of = Steps(self)
+        take = step_function(self)
 
         def train_function(iterator):
-            return self._running_training().execute(iterator, steps_of)
+            return self._running_training().execute(iterator, take)
 
         self.train_function = train_function
 

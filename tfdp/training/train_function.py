@@ -5,6 +5,7 @@ steps can end early; this takes half a millisecond. Here the number of steps is 
 """
 
 import functools
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
@@ -14,32 +15,26 @@ from tfdp.session import Session
 from tfdp.training.step import prepare_step
 
 
-class Steps:
-    """The steps of a model, traced anew for every session, whose numbers are constants of the graph.
+def step_function(model) -> Callable[[Session, Iterator, int], dict]:
+    """Returns the function that takes steps of a model and returns the logs of the last one.
+
+    Its arguments are the session that the steps are accounted under, the iterator that gives lots, and
+    the number of steps, at least 1. It is traced anew for every session, whose numbers are constants of
+    the graph. It raises StopIteration or tf.errors.OutOfRangeError if the data ended before the first
+    step, or, within a graph of several steps, later.
 
     Args:
         model: a compiled Keras model whose `train_step` is the private one.
     """
 
-    def __init__(self, model):
-        self._model, self._traced_for, self._function = model, None, None
+    @functools.lru_cache(maxsize=1)
+    def traced(session, described_steps):  # the length of its tables
+        return _traced(model)
 
-    def take(self, session: Session, iterator, steps: int) -> dict:
-        """Takes steps and returns the logs of the last one.
+    def take(session, iterator, steps):
+        return traced(session, session.run.described_steps)(iterator, steps)
 
-        Args:
-            session: the session that the steps are accounted under.
-            iterator: gives lots.
-            steps: number of steps, at least 1.
-
-        Raises:
-            StopIteration, tf.errors.OutOfRangeError: the data ended before the first step, or, within
-                a graph of several steps, later.
-        """
-        traced_for = session, session.run.described_steps  # the length of its tables
-        if traced_for != self._traced_for:
-            self._traced_for, self._function = traced_for, _traced(self._model)
-        return self._function(iterator, steps)
+    return take
 
 
 def _traced(model):

@@ -7,6 +7,7 @@ how a training ends (docs/decisions/chosen_ends.md).
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import tensorflow as tf
 from absl import logging
@@ -15,7 +16,7 @@ from tfdp.account import Account
 from tfdp.entry import Entry
 from tfdp.gradients.vectorizing import error_of_row
 from tfdp.session import Session
-from tfdp.training.describe import OPEN_ENDED, describe_more, facts_of, open_session
+from tfdp.training.describe import OPEN_ENDED, describe_more, open_session
 from tfdp.training.feed import Feed
 from tfdp.training.position import Position
 
@@ -114,7 +115,7 @@ class Training:
             return
         entry = self._session.entry
         entry.end_plan()
-        if entry.ledger.entries[entry.run_id].open_plan and self._backup is None:
+        if entry.has_open_plan and self._backup is None:
             logging.warning(
                 "This training ended in its first epoch, whose number of steps the data do not say, so "
                 "the number of planned steps is unknown and no finite epsilon is proven. Pass "
@@ -133,12 +134,12 @@ class Training:
 
     # -- its steps -------------------------------------------------------------------------------
 
-    def execute(self, iterator, steps_of) -> dict:
+    def execute(self, iterator, take: Callable) -> dict:
         """Takes the steps of the next execution and returns the logs of the last one.
 
         Args:
             iterator: gives lots.
-            steps_of: the model's `train_function.Steps`.
+            take: takes steps; from `train_function.step_function`.
 
         Raises:
             StopIteration, tf.errors.OutOfRangeError: the data have ended.
@@ -157,7 +158,7 @@ class Training:
                 self._backup.before_steps(self, session, steps)
             allowed = session.entry.authorize(steps)
             self._was_cut = allowed < steps
-            self._logs = self._take(session, iterator, steps_of, allowed)
+            self._logs = self._take(session, iterator, take, allowed)
         except BaseException as error:
             if self._session is not None and self._session.entry.taken == self._before:
                 self._session.entry.give_back()  # no step began
@@ -175,12 +176,12 @@ class Training:
             self.position, self._at_end = self.position.next_epoch(), self._repeats > 0
         return self._logs
 
-    def _take(self, session, iterator, steps_of, steps):
+    def _take(self, session, iterator, take, steps):
         # Data of unknown length may end after any step, whose logs would be lost in a longer execution.
         logs = {}
         for part in [1] * steps if self.feed.steps is None else [steps]:
             try:
-                logs = steps_of.take(session, iterator, part)
+                logs = take(session, iterator, part)
             except BaseException as error:
                 if (named := error_of_row(self.model, error)) is not None:
                     session.keep()  # an example decided that no further step is taken
@@ -218,8 +219,7 @@ class Training:
             self._surplus = session.entry.surplus(left)
             self._plan(session.entry)
         elif open_ended and session.entry.taken + steps > session.run.steps:
-            facts = facts_of(self.model, self.feed, self.model.optimizer, self._account.start)
-            describe_more(session, facts, OPEN_ENDED)
+            describe_more(session, OPEN_ENDED)
         return session
 
     def _skip(self, iterator):
