@@ -72,6 +72,75 @@ def test_batches_of_a_user_are_padded_and_accounted_without_amplification(kind):
     assert getattr(x, "epochs", 2) == 2
 
 
+def counting():
+    """A private model without noise, whose weight i counts how often example i of `one_hot` came."""
+    network = keras.Sequential([keras.Input((20,)), keras.layers.Dense(1, use_bias=False)])
+    network.set_weights([np.zeros((20, 1))])
+    loss = {"loss": lambda y, outputs: -keras.ops.mean(outputs, axis=-1)}
+    return small(sgd(noise=0.0, clip=10.0, rate=8.0), network, loss)
+
+
+def one_hot():
+    rows = np.eye(20, dtype="float32")
+    return [(rows[i : i + 8], rows[i : i + 8, :1]) for i in range(0, 20, 8)]
+
+
+class OneHot(Sequence):
+    def __getitem__(self, i):
+        return one_hot()[i]
+
+
+def pipeline():
+    return tf.data.Dataset.from_tensor_slices((np.eye(20), np.zeros((20, 1)))).batch(8)
+
+
+def one_pass():
+    passes = iter(one_hot())
+    return tf.data.Dataset.from_generator(lambda: passes, output_signature=SPEC)
+
+
+class OnePass:
+    """Says its length, and cannot be begun anew."""
+
+    def __init__(self):
+        self.rest = iter(one_hot())
+
+    def __len__(self):
+        return 3
+
+    def __iter__(self):
+        return self.rest
+
+
+def same(*batch):
+    return batch
+
+
+SPEC = tuple(tf.TensorSpec((None, size), tf.float32) for size in (20, 1))
+
+
+@pytest.mark.parametrize(
+    ("made", "passes"),
+    [
+        (lambda _: pipeline().cache().prefetch(2), 2),
+        (lambda _: pipeline().map(same, num_parallel_calls=2).cache().map(same).prefetch(2), 2),
+        (lambda path: pipeline().map(same).cache(f"{path}/file").map(same), 2),
+        (lambda _: pipeline().shuffle(3), 2),
+        (lambda _: pipeline().unbatch().shuffle(20).batch(8).map(same), 2),
+        (lambda _: tf.data.Dataset.from_generator(one_hot, output_signature=SPEC), 2),
+        (lambda _: OneHot(workers=2), 2),
+        (lambda _: one_pass(), 1),
+        (lambda _: OnePass(), 1),
+        (lambda _: iter(one_hot()), 1),
+    ],
+)
+def test_looking_at_the_first_batch_takes_none_away(made, passes, tmp_path):
+    model = counting()
+    model.fit(made(tmp_path), epochs=2, verbose=0)
+    assert steps(model) == int(model.optimizer.iterations) == 3 * passes
+    assert_close(weights(model), np.full(20, passes), terms_of(model, 8, steps=6))
+
+
 def test_batches_in_a_graph_and_in_executions_of_several_steps():
     options = {"steps_per_execution": 2, "run_eagerly": False}
     model = small(sgd(noise=0.0, clip=CLIP), compiled=options)
