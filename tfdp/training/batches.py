@@ -4,9 +4,9 @@ Nothing is known about how such batches are drawn, so they are accounted as "unk
 amplification: an example may be in every lot.
 
 Formal guarantee: every lot has the same public number L of rows, which is the divisor of the sum. L is
-the static size of the batches, or the argument of `batch` that made them. If neither is known, it is the
-size of the first batch. A smaller batch is padded with absent rows; a larger one raises before its step
-is counted. So the size of a batch decides neither the noise nor the divisor.
+the static size of the batches, or the argument of `batch` that made them. If neither is known, L is
+the size of the first batch. A smaller batch is padded with absent rows; a larger one raises before its
+step is counted. So the size of a batch decides neither the noise nor the divisor.
 """
 
 import dataclasses
