@@ -21,10 +21,10 @@ from tfdp._compat.keras import (
 from tfdp._validate import one_of, whole
 from tfdp.accounting.sampling import Sampling, Unknown, sampling_class
 from tfdp.data import SAMPLINGS, CyclicLots, Lots, row_multiple_for
-from tfdp.data.arrays import as_arrays, common_length
+from tfdp.data.arrays import as_arrays, common_length, texts_as_tensors
 from tfdp.layers.public import public_layers
 from tfdp.training.batches import Batches, batches_of, is_batches
-from tfdp.training.data_checks import check_disjoint, check_targets, check_tokens
+from tfdp.training.data_checks import check_disjoint, check_finite, check_targets, check_tokens
 from tfdp.training.position import Position
 
 
@@ -154,8 +154,10 @@ class Feeder:
             x, y = as_arrays(x, "x"), as_arrays(y, "y")
             if sample_weight is not None:
                 sample_weight = as_arrays(sample_weight, "sample_weight")
+            for values, name in ((x, "x"), (y, "y"), (sample_weight, "sample_weight")):
+                check_finite(values, name)
             if validation_split and validation_data is None:
-                parts = (x, y, sample_weight)
+                parts = tuple(map(texts_as_tensors, (x, y, sample_weight)))
                 parts, validation_data = train_validation_split(parts, validation_split)
                 x, y, sample_weight = parts
             if class_weight is not None:
@@ -295,7 +297,13 @@ def _lot_size(batch_size, total, steps_per_epoch):
     """The lot size that the arguments of `fit` mean, as in Keras; the number of examples is public."""
     if batch_size is None:
         return min(32, total) if steps_per_epoch is None else -(-total // steps_per_epoch)
-    return min(whole("batch_size", batch_size, 1), total)
+    if whole("batch_size", batch_size, 1) > total:
+        logging.warning(
+            "batch_size=%d, and there are %d examples, so a lot is all of them. Nothing is amplified "
+            "by sampling then; a smaller batch_size costs less.",
+            *(batch_size, total),
+        )
+    return min(int(batch_size), total)
 
 
 def _at_most_once(steps_per_epoch, total, lot_size):

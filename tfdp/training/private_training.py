@@ -10,6 +10,7 @@ import contextlib
 import tensorflow as tf
 from absl import logging
 
+from tfdp._validate import whole
 from tfdp.accounting.sampling import Unknown
 from tfdp.data.arrays import common_length, in_floatx
 from tfdp.training.backup import backup_among
@@ -74,6 +75,7 @@ class PrivateTraining(SavedWithLedger):
         `keras.utils.PyDataset`, generator or iterable of batches is accounted without amplification by
         sampling; no batch may be larger than the first.
         """
+        _check_numbers_of_validation(validation_batch_size, kwargs)
         feed = self._feed(
             x,
             y,
@@ -218,3 +220,12 @@ class PrivateTraining(SavedWithLedger):
         with tf.init_scope():  # it reads values of layers, which have none inside of a trace
             refuse_mixing_layers(self, privacy.public_preprocessing)
         return private_step(self, privacy.account.session, data, privacy.engine, privacy.collected)
+
+
+def _check_numbers_of_validation(batch_size, others):
+    """Checks arguments of `fit` that Keras uses after the first epoch."""
+    whole("validation_batch_size", batch_size, 1, optional=True)
+    whole("validation_steps", others.get("validation_steps"), 1, optional=True)
+    frequency = others.get("validation_freq", 1)
+    if not isinstance(frequency, list | tuple | set):  # of the epochs themselves
+        whole("validation_freq", frequency, 1)
