@@ -20,7 +20,7 @@ from tfdp._compat.keras import (
 )
 from tfdp._validate import one_of, whole
 from tfdp.accounting.sampling import Sampling, Unknown, sampling_class
-from tfdp.data import SAMPLINGS, CyclicLots, Lots, row_multiple_for
+from tfdp.data import SAMPLINGS, CyclicLots, Lots, OncePerEpoch, row_multiple_for
 from tfdp.data.arrays import as_arrays, common_length, texts_as_tensors
 from tfdp.layers.public import public_layers
 from tfdp.training.batches import Batches, batches_of, is_batches
@@ -130,6 +130,9 @@ class Feeder:
             ValueError: the sampling of the data cannot be accounted, or arguments do not fit the data.
         """
         steps_per_epoch = whole("steps_per_epoch", steps_per_epoch, 1, optional=True)
+        declared = isinstance(x, OncePerEpoch)
+        if declared:
+            x = _declared_batches(x)
         lots = x if isinstance(x, Lots) else getattr(x, "tfdp_lots", None)
         if lots is not None and type(lots) not in SAMPLINGS.values():
             raise ValueError(
@@ -148,7 +151,10 @@ class Feeder:
             if public_layers(model):
                 logging.warning(_NOT_COMPARED, model.name)
             batches = batches_of(x, class_weight, shuffle)
-            feed = _feed_of_batches(batches, physical_batch_size, steps_per_epoch)
+            if declared:
+                feed = _feed_of_epochs(batches, physical_batch_size, steps_per_epoch)
+            else:
+                feed = _feed_of_batches(batches, physical_batch_size, steps_per_epoch)
             return dataclasses.replace(feed, validation_data=validation_data)
         if lots is None:
             x, y = as_arrays(x, "x"), as_arrays(y, "y")
@@ -254,6 +260,53 @@ def _feed_of_batches(batches: Batches, physical_batch_size, steps_per_epoch) -> 
         dataset=batches.dataset,
         steps_per_epoch=steps_per_epoch,
         adapter=batches.adapter,
+    )
+
+
+def _declared_batches(declared: OncePerEpoch):
+    """The batches of a declaration, which have to be batches of a user."""
+    x = declared.batches
+    if not is_batches(x) or hasattr(x, "tfdp_lots"):
+        raise ValueError(
+            "OncePerEpoch declares how batches of your own are drawn. Expected a tf.data.Dataset of "
+            f"batches, a PyDataset or a loader. Received: {type(x).__name__}. tfdp draws lots of "
+            "arrays itself, and knows how."
+        )
+    return x
+
+
+def _feed_of_epochs(batches: Batches, physical_batch_size, steps_per_epoch) -> Feed:
+    """The feed of batches whose user declared that each example is at most once in an epoch.
+
+    Formal guarantee: every pass has the same number of lots, and a pass begins with the first step
+    and after each multiple of that number; other passes raise. So an example is in at most one lot of
+    each epoch that the accounting counts.
+    """
+    number = batches.number
+    if number < 0:
+        raise ValueError(
+            "OncePerEpoch needs the number of batches in an epoch, which these do not know, or have no "
+            "end. Leave out `repeat`, and state the number by "
+            "dataset.apply(tf.data.experimental.assert_cardinality(n))."
+        )
+    if _capped(steps_per_epoch or number) != number:
+        raise ValueError(
+            f"OncePerEpoch is about epochs of all {number} batches. Received steps_per_epoch="
+            f"{_capped(steps_per_epoch or number)}. Leave it out."
+        )
+    adapter, dataset = batches.adapter, batches.dataset
+    if (
+        adapter is not None
+    ):  # TensorFlow knows the number of a dataset; others may be wrong about it
+        dataset = dataset.apply(tf.data.experimental.assert_cardinality(number))
+        adapter.get_tf_dataset = lambda: dataset
+    size = batches.lot_size
+    return Feed(
+        sampling_class("once_per_epoch")(num_examples=number * size, lot_size=size),
+        number,
+        physical_batch_size=physical_batch_size,
+        dataset=dataset,
+        adapter=adapter,
     )
 
 
