@@ -16,7 +16,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from absl import logging
 from tensorflow.autograph.experimental import do_not_convert
 
 from tfdp._compat.keras import (
@@ -66,7 +65,6 @@ def batches_of(x: Any, class_weight: dict | None = None, shuffle: bool = True) -
     Raises:
         ValueError: there is no batch, or its arrays have no common first axis.
     """
-    logging.log_first_n(logging.WARNING, _LOST, 1)
     if isinstance(x, tf.data.Dataset):
         return _of_dataset(x, class_weight)
     if isinstance(x, keras.utils.PyDataset):
@@ -80,17 +78,6 @@ def batches_of(x: Any, class_weight: dict | None = None, shuffle: bool = True) -
     passes = itertools.chain([adapter.generator()], (map(_as_tuple, x) for _ in itertools.count()))
     adapter.generator = lambda: next(passes)
     return _of_adapter(adapter, first, number, class_weight)
-
-
-_LOST = (
-    "Nothing is known about how these batches are drawn, so the training is accounted without "
-    "amplification by sampling: every example may be in every lot, but at most once in each (shuffle "
-    "and batch before you repeat, and draw without replacement). With arrays, or with "
-    'tfdp.data.make_lots("poisson", x, y, lot_size=...), tfdp draws the lots itself, and the same '
-    "training has a much smaller epsilon: 15 epochs of 60,000 examples in lots of 256 at noise "
-    "multiplier 1.1 cost 1.1, also as epochs (fit(shuffle='epoch')). Shuffled batches would cost 20.6, "
-    "even if it were known that each epoch has every example once."
-)
 
 
 def _of_adapter(adapter, first, number, class_weight) -> Batches:

@@ -16,6 +16,7 @@ from tfdp.data.arrays import common_length, in_floatx
 from tfdp.training.backup import backup_among
 from tfdp.training.building import build_for
 from tfdp.training.checks import check_optimizer, refuse_mixing_layers, refuse_own_train_step
+from tfdp.training.cost_of_batches import warn_of_cost
 from tfdp.training.data_checks import check_disjoint, check_targets, check_tokens
 from tfdp.training.feed import Feed
 from tfdp.training.files import SavedWithLedger
@@ -87,11 +88,13 @@ class PrivateTraining(SavedWithLedger):
             validation_data=prepared_validation(self, validation_data),
             steps_per_epoch=steps_per_epoch,
         )
+        warn_of_cost(self, feed, epochs - initial_epoch)
         backup = backup_among(callbacks)
         check_callbacks(callbacks, self.optimizer)
         start = Position(initial_epoch, until=epochs)
         safe = contextlib.nullcontext(start)
         if backup is not None:
+            _refuse_to_resume(feed)
             safe = backup.attached(self, self.privacy.account, feed, start)
         with safe as position:
             feed = feed.at(position, self.privacy.account.next_turn)
@@ -220,6 +223,15 @@ class PrivateTraining(SavedWithLedger):
         with tf.init_scope():  # it reads values of layers, which have none inside of a trace
             refuse_mixing_layers(self, privacy.public_preprocessing)
         return private_step(self, privacy.account.session, data, privacy.engine, privacy.collected)
+
+
+def _refuse_to_resume(feed):
+    if feed.lots is None and feed.sampling.whole_epochs:
+        raise ValueError(
+            "BackupAndRestore cannot resume batches of OncePerEpoch: their order after a crash is a "
+            "new one, so an example could be twice in the interrupted epoch. Use lots of "
+            "tfdp.data.make_lots, or leave out the declaration or the callback."
+        )
 
 
 def _check_numbers_of_validation(batch_size, others):
