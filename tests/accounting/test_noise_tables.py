@@ -32,11 +32,12 @@ def patterns(sampling, steps):
     return {
         "cyclic": [list(range(o, steps, 4)) for o in range(4)],
         "shuffle": [list(p) for p in itertools.product(*epochs)],
+        "once_per_epoch": [list(p) for p in itertools.product(*epochs)],
         "unknown": [list(range(steps))],
     }[sampling]
 
 
-@pytest.mark.parametrize("sampling", ["cyclic", "shuffle", "unknown"])
+@pytest.mark.parametrize("sampling", ["cyclic", "shuffle", "once_per_epoch", "unknown"])
 @pytest.mark.parametrize("steps", [1, 4, 11])
 def test_the_worst_pattern_counts(sampling, steps):
     run = vary(RUN, sampling=sampling, steps=steps)

@@ -43,8 +43,13 @@ ASSUMED = [
     ({"nominal": True}, "nominal sizes", "sizes"),
     (
         {"sampling": "unknown"},
-        "unknown lots",
+        {"unknown lots", "once in a lot"},
         {"sizes", "Poisson lots"},
+    ),
+    (
+        {"sampling": "once_per_epoch"},
+        {"unknown lots", "once in an epoch"},
+        {"sizes", "Poisson lots", "once in a lot", "shuffled order"},
     ),
     ({"sampling": "cyclic_poisson", "groups": 2}, "lots of groups", "Poisson lots"),
     ({"sampling": "cyclic"}, "fixed order", "Poisson lots"),
@@ -76,7 +81,8 @@ ASSUMED = [
 DONE = [
     ({"steps": 1}, "one step", "steps"),
     ({"taken": 20}, "planned steps", "steps"),
-    ({"sampling": "unknown"}, "unknown lots", "nominal lots"),
+    ({"sampling": "unknown"}, {"unknown lots", "examples in every lot"}, "nominal lots"),
+    ({"sampling": "once_per_epoch"}, "unknown lots", {"nominal lots", "examples in every lot"}),
     ({"sampling": "cyclic"}, "lots", "nominal lots"),
     ({"nominal": True}, "nominal examples", ()),
     (NONE, "no privacy", "noise"),

@@ -13,6 +13,8 @@ from tests.rounding import assert_close, terms_of
 from tests.training.small import linear, small
 from tests.training.test_feed import CLIP, after_lots, batched
 from tfdp.accounting import BudgetExhausted
+from tfdp.accounting.guarantee import format_epsilon
+from tfdp.data import OncePerEpoch, make_lots
 from tfdp.training import describe, training
 
 DELTA = 1e-5
@@ -70,6 +72,75 @@ def test_batches_of_a_user_are_padded_and_accounted_without_amplification(kind):
     (run,) = model.privacy.ledger.runs
     assert (run.sampling.name, run.sampling.lot_size, run.steps) == ("unknown", 8, 6)
     assert getattr(x, "epochs", 2) == 2
+
+
+def counting():
+    """A private model without noise, whose weight i counts how often example i of `one_hot` came."""
+    network = keras.Sequential([keras.Input((20,)), keras.layers.Dense(1, use_bias=False)])
+    network.set_weights([np.zeros((20, 1))])
+    loss = {"loss": lambda y, outputs: -keras.ops.mean(outputs, axis=-1)}
+    return small(sgd(noise=0.0, clip=10.0, rate=8.0), network, loss)
+
+
+def one_hot():
+    rows = np.eye(20, dtype="float32")
+    return [(rows[i : i + 8], rows[i : i + 8, :1]) for i in range(0, 20, 8)]
+
+
+class OneHot(Sequence):
+    def __getitem__(self, i):
+        return one_hot()[i]
+
+
+def pipeline():
+    return tf.data.Dataset.from_tensor_slices((np.eye(20), np.zeros((20, 1)))).batch(8)
+
+
+def one_pass():
+    passes = iter(one_hot())
+    return tf.data.Dataset.from_generator(lambda: passes, output_signature=SPEC)
+
+
+class OnePass:
+    """Says its length, and cannot be begun anew."""
+
+    def __init__(self):
+        self.rest = iter(one_hot())
+
+    def __len__(self):
+        return 3
+
+    def __iter__(self):
+        return self.rest
+
+
+def same(*batch):
+    return batch
+
+
+SPEC = tuple(tf.TensorSpec((None, size), tf.float32) for size in (20, 1))
+
+
+@pytest.mark.parametrize(
+    ("made", "passes"),
+    [
+        (lambda _: pipeline().cache().prefetch(2), 2),
+        (lambda _: pipeline().map(same, num_parallel_calls=2).cache().map(same).prefetch(2), 2),
+        (lambda path: pipeline().map(same).cache(f"{path}/file").map(same), 2),
+        (lambda _: pipeline().shuffle(3), 2),
+        (lambda _: pipeline().unbatch().shuffle(20).batch(8).map(same), 2),
+        (lambda _: tf.data.Dataset.from_generator(one_hot, output_signature=SPEC), 2),
+        (lambda _: OneHot(workers=2), 2),
+        (lambda _: one_pass(), 1),
+        (lambda _: OnePass(), 1),
+        (lambda _: iter(one_hot()), 1),
+    ],
+)
+def test_looking_at_the_first_batch_takes_none_away(made, passes, tmp_path):
+    model = counting()
+    model.fit(made(tmp_path), epochs=2, verbose=0)
+    assert steps(model) == int(model.optimizer.iterations) == 3 * passes
+    assert_close(weights(model), np.full(20, passes), terms_of(model, 8, steps=6))
 
 
 def test_batches_in_a_graph_and_in_executions_of_several_steps():
@@ -159,3 +230,87 @@ def test_class_weights_are_those_of_keras(form):
         models[0].fit(x, forms[form], class_weight=weight, **options)
         models[1].fit(x, forms[form], sample_weight=factors, **options)
     assert_close(*map(weights, models), terms=terms_of(models[0], 8, steps=3))
+
+
+# -- what batches cost -------------------------------------------------------------------------------
+
+
+def test_a_warning_states_the_epsilons_of_this_training_and_of_better_ones(caplog):
+    x, y = data(96)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
+    model = small(sgd(noise=2.0))
+    model.fit(dataset, epochs=2, verbose=0)
+    spent, said = model.privacy.spent(DELTA).epsilon, caplog.text
+    others = [small(sgd(noise=2.0)) for _ in range(2)]
+    others[0].fit(x, y, batch_size=8, epochs=2, verbose=0)
+    others[1].fit(OncePerEpoch(dataset), epochs=2, verbose=0)
+    for epsilon in (spent, *(other.privacy.spent(DELTA).epsilon for other in others)):
+        assert format_epsilon(epsilon) in said
+    assert caplog.text == said  # lots and declared batches have no warning
+
+
+def test_a_warning_says_that_the_length_is_missing(caplog):
+    small().fit(iter(batches(8)), verbose=0)
+    assert "steps_per_epoch" in caplog.text
+
+
+def test_declared_epochs_count_an_example_once_an_epoch():
+    model, known = small(sgd(noise=4.0)), small(sgd(noise=4.0))
+    declared = OncePerEpoch(batched(24).shuffle(3))
+    for epochs in (2, 1):  # one run
+        model.fit(declared, epochs=epochs, verbose=0)
+    known.fit(make_lots("shuffle", *data(24), lot_size=8), epochs=3, verbose=0)
+    assert (steps(model), len(model.privacy.ledger.runs)) == (9, 1)
+    assert model.privacy.spent(DELTA).epsilon == known.privacy.spent(DELTA).epsilon
+    assert "You declared" in model.privacy.statement(delta=DELTA)
+
+
+def test_an_epoch_that_was_broken_off_is_not_continued():
+    class Stops(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = True
+
+    model, declared = small(), OncePerEpoch(batched(24))
+    model.fit(declared, callbacks=[Stops()], verbose=0)
+    model.fit(declared, verbose=0)
+    assert len(model.privacy.ledger.runs) == 2
+
+
+class WrongLength(Loader):
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+
+@pytest.mark.parametrize("length", [2, 4])
+def test_a_declared_epoch_of_another_length_raises(length):
+    model = small()
+    with pytest.raises(tf.errors.FailedPreconditionError):
+        model.fit(OncePerEpoch(WrongLength(length)), epochs=2, verbose=0)
+    assert model.privacy.steps_taken <= 3
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "message"),
+    [
+        (lambda: batched().repeat(), {}, "number of batches"),
+        (lambda: batched().filter(lambda *_: True), {}, "number of batches"),
+        (lambda: iter(batches()), {}, "number of batches"),
+        (batched, {"steps_per_epoch": 2}, "steps_per_epoch"),
+        (lambda: data()[0], {}, "of your own"),
+        (lambda: make_lots("poisson", *data(), lot_size=8).as_dataset(), {}, "of your own"),
+    ],
+)
+def test_epochs_that_cannot_be_counted_are_refused(given, options, message):
+    model = small()
+    with pytest.raises(ValueError, match=message):
+        model.fit(OncePerEpoch(given()), verbose=0, **options)
+    assert steps(model) == 0
+
+
+def test_declared_epochs_are_not_resumed(tmp_path):
+    backup = tfdp.callbacks.BackupAndRestore(tmp_path)
+    with pytest.raises(ValueError, match="resume"):
+        small().fit(OncePerEpoch(batched()), callbacks=[backup], verbose=0)

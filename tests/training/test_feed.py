@@ -11,6 +11,7 @@ import tfdp
 from tests.rounding import assert_close, terms_of
 from tests.training.small import linear, small
 from tfdp.data import SCHEMES, Lots, make_lots
+from tfdp.data.arrays import as_arrays
 from tfdp.training.feed import feed_of
 
 CLIP = 0.3
@@ -277,16 +278,56 @@ def test_numbers_are_in_the_precision_of_keras():
     assert {kept[0].dtype, kept[1].dtype} == {tf.as_dtype(y.dtype)}  # integers stay
 
 
-def test_frames_of_pandas_are_arrays():
-    pandas = pytest.importorskip("pandas")
+def test_frames_are_arrays():
+    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    numbers = np.array([[1.5, 1.0, 1.0], [2.5, 0.0, 2.0]])
+    columns = {"a": [1.5, 2.5], "b": [True, False]}
+    whole = pandas.array([1, 2], dtype="Int64")
+    for frame in (
+        pandas.DataFrame(columns | {"c": whole}),
+        polars.DataFrame(columns | {"c": [1, 2]}),
+    ):
+        found = as_arrays(frame, "x")
+        assert found.dtype == "float32" and np.array_equal(found, numbers)
+    assert as_arrays(pandas.Series([1.0, 2.0]), "x").shape == (2, 1)  # as in Keras
+    assert as_arrays(polars.Series([1.0, 2.0]), "x").shape == (2,)
+    missing = pandas.DataFrame({"a": [1.0, 2.0], "b": pandas.array([1, None], dtype="Int64")})
+    with pytest.raises(ValueError, match="missing"):
+        as_arrays(missing, "x")
+
+
+@pytest.mark.parametrize("argument", ["x", "y", "validation_data"])
+def test_numbers_that_are_not_finite_are_refused_with_their_row(argument):
     x, y = data(8)
-    frames = pandas.DataFrame(x.astype("float64")), pandas.Series(y)
-    results = []
-    for inputs, targets in ((x, y), frames):
-        model = small(sgd(noise=0.0))
-        model.fit(inputs, targets, batch_size=4, shuffle=False, validation_split=0.5, verbose=0)
-        results.append(weights(model))
-    assert_close(*results, terms=terms_of(model, 4))
+    given = {"x": x, "y": y.astype("float32"), "validation_data": x.copy()}
+    given[argument][5] = np.nan
+    given["validation_data"] = (given["validation_data"], y)
+    model = small()
+    with pytest.raises(ValueError, match=f"`{argument}`.* row 5"):
+        model.fit(**given, verbose=0)
+    assert steps(model) == 0
+
+
+TEXTS = ["good", "bad", "good one", "bad one"]
+
+
+@pytest.mark.parametrize(
+    "options", [{"validation_data": (TEXTS, [1, 0, 1, 0])}, {"validation_split": 0.5}]
+)
+def test_texts_validate_as_they_train(options):
+    words = keras.layers.TextVectorization(vocabulary=["good", "bad"], output_mode="multi_hot")
+    network = keras.Sequential([keras.Input((), dtype="string"), words, keras.layers.Dense(3)])
+    model = small(model=network, public_preprocessing=True)
+    history = model.fit(TEXTS, [1, 0, 1, 0], batch_size=2, verbose=0, **options).history
+    assert np.isfinite(history["val_loss"]).all()
+
+
+@pytest.mark.parametrize("name", ["validation_batch_size", "validation_steps", "validation_freq"])
+def test_arguments_that_keras_uses_after_an_epoch_are_checked_before_it(name):
+    model = small()
+    with pytest.raises(ValueError, match=name):
+        model.fit(*data(8), validation_data=data(8), verbose=0, **{name: 0})
+    assert steps(model) == 0
 
 
 class WithLoss(keras.layers.Layer):

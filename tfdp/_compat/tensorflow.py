@@ -7,6 +7,7 @@ the modules `pfor_*`.
 import contextlib
 import re
 import threading
+from collections.abc import Iterator
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe as tf_tapes
@@ -69,6 +70,37 @@ def resource_of(iterator: tf.data.Iterator) -> tf.Tensor:
 def iterator_of(spec: tf.TypeSpec, resource: tf.Tensor) -> tf.data.Iterator:
     """The iterator with the given type spec and resource; the inverse of `resource_of`."""
     return tf.nest.pack_sequence_as(spec, [resource], expand_composites=True)
+
+
+def size_of_batches(dataset: tf.data.Dataset) -> int | None:
+    """The argument of the `batch` that made a dataset's elements, or None if that is not certain.
+
+    Nothing is read from the dataset (`ComputeBatchSize`); a `map` after `batch` hides it.
+    """
+    size = int(tf.raw_ops.ComputeBatchSize(input_dataset=dataset._variant_tensor))
+    return size if size > 0 else None
+
+
+class Begun(tf.data.Dataset):
+    """A dataset whose first iteration is an iterator that exists already; later ones are its own.
+
+    A strategy with several replicas reads the dataset by itself and does not use that iterator.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, iterator: Iterator):
+        self._dataset, self._begun = dataset, iterator
+        super().__init__(dataset._variant_tensor)
+
+    def _inputs(self):
+        return [self._dataset]
+
+    @property
+    def element_spec(self):
+        return self._dataset.element_spec
+
+    def __iter__(self):
+        begun, self._begun = self._begun, None
+        return super().__iter__() if begun is None else begun
 
 
 @contextlib.contextmanager

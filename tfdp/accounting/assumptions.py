@@ -11,6 +11,7 @@ from tfdp.accounting.sampling import (
     Cyclic,
     CyclicPoisson,
     FixedSize,
+    OncePerEpoch,
     Poisson,
     RandomAllocation,
     Shuffle,
@@ -94,9 +95,17 @@ DECLARED: Table = {
     ),
     "unknown lots": (
         sampling_is(Unknown),
-        "The lot size ({run.sampling.lot_size}) is public, and no lot held more examples. No example "
-        "was in the same lot twice; it may have been in every lot. Which examples were together, and "
-        "in which order, does not depend on their contents.",
+        "The lot size ({run.sampling.lot_size}) is public, and no lot held more examples. Which "
+        "examples were together, and in which order, does not depend on their contents.",
+    ),
+    "once in a lot": (
+        lambda run, _: isinstance(run.sampling, Unknown) and not run.sampling.whole_epochs,
+        "No example was in the same lot twice; it may have been in every lot.",
+    ),
+    "once in an epoch": (
+        sampling_is(OncePerEpoch),
+        "You declared (tfdp.data.OncePerEpoch) that each example was at most once in every epoch of "
+        "{run.sampling.steps_per_epoch} lots.",
     ),
     "secret lots": (
         lambda _, found: found.secret_sample,

@@ -282,6 +282,20 @@ class Unknown(Sampling):
     random_lots: ClassVar[bool] = False
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OncePerEpoch(Unknown):
+    """Batches of a user who declared that each example is at most once in every epoch.
+
+    What is proven is what holds for `Shuffle`, whose proof needs no random order.
+    """
+
+    name: ClassVar[str] = "once_per_epoch"
+    words: ClassVar[str] = (
+        "batches that hold each example at most once in an epoch, as you declared"
+    )
+    whole_epochs: ClassVar[bool] = True
+
+
 _CLASSES: dict[str, type[Sampling]] = {
     kind.name: kind
     for kind in (
@@ -293,6 +307,7 @@ _CLASSES: dict[str, type[Sampling]] = {
         FixedSize,
         CyclicPoisson,
         Unknown,
+        OncePerEpoch,
     )
 }
 

@@ -55,7 +55,11 @@ EXECUTED: Table = {
     "sampling": (always, " with {run.sampling.words}, "),
     "unknown lots": (
         sampling_is(Unknown),
-        "of at most {run.sampling.lot_size} examples each, every one of which may be in every batch",
+        "of at most {run.sampling.lot_size} examples each",
+    ),
+    "examples in every lot": (
+        lambda run: isinstance(run.sampling, Unknown) and not run.sampling.whole_epochs,
+        ", every one of which may be in every batch",
     ),
     "nominal lots": (
         lambda run: run.sampling.random_sizes,

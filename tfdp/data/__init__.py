@@ -23,6 +23,7 @@ _PUBLIC = {
     "load": "datasets",
     "load_split": "datasets",
     "check_labels": "labels",
+    "OncePerEpoch": "declared",
     "Lots": "lots",
     "make_lots": "making",
     "row_multiple_for": "lots",

@@ -61,9 +61,11 @@ def as_arrays(values: Any, name: str) -> Any:
     if on_disk(values):
         return values
     array = np.asarray(values)
+    texts = array.dtype.kind == "O" and all(isinstance(v, str | bytes) for v in array.flat)
+    if array.dtype.kind == "O" and not texts:
+        array = _of_objects(array, name)
     if _is_series(values):
         array = array[:, np.newaxis]
-    texts = array.dtype.kind == "O" and all(isinstance(v, str | bytes) for v in array.flat)
     bfloat16 = array.dtype.name == "bfloat16"
     if array.dtype.kind not in "biufcSU" and not texts and not bfloat16:
         raise ValueError(
@@ -81,6 +83,20 @@ def as_arrays(values: Any, name: str) -> Any:
 def on_disk(values: Any) -> bool:
     """Whether values are an array that is read piece by piece, such as those of HDF5 and Zarr."""
     return hasattr(values, "chunks") and hasattr(values, "dtype") and hasattr(values, "shape")
+
+
+def _of_objects(array: np.ndarray, name: str) -> np.ndarray:
+    """Makes floats of objects that are numbers, as in frames with columns of several types."""
+    try:
+        if not any(isinstance(value, str | bytes) for value in array.flat):
+            return array.astype(floatx())
+    except (TypeError, ValueError):
+        pass
+    raise ValueError(
+        f"Invalid value received for argument `{name}`. Expected arrays of numbers, or of texts. "
+        "Received objects that are neither, texts beside numbers, or missing values. Pass columns of "
+        "texts and of numbers as separate inputs, and fill in missing values."
+    )
 
 
 def _is_several(value: Any) -> bool:
@@ -111,6 +127,14 @@ def common_length(x: Any, y: Any) -> int:
             f"dimension. Received the shapes: {shapes}"
         )
     return lengths.pop()
+
+
+def texts_as_tensors(values: Any) -> Any:
+    """Turns arrays of texts into tensors, since Keras takes no others; leaves other arrays."""
+    return each_array(
+        lambda leaf: tf.constant(leaf) if leaf.dtype.kind in "OSU" else leaf,
+        values,
+    )
 
 
 def as_weights(sample_weight: Any, num_examples: int) -> Any:

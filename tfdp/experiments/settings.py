@@ -195,7 +195,9 @@ class Experiment:
     )
     sampling: str = common.sampling.field(
         default="poisson",
-        choices=tuple(name for name in sampling_names() if name != "unknown"),
+        choices=tuple(
+            name for name in sampling_names() if name not in ("unknown", "once_per_epoch")
+        ),
     )
     groups: int | None = common.groups.field()
     nominal_examples: int | None = setting(

@@ -4,19 +4,19 @@ Nothing is known about how such batches are drawn, so they are accounted as "unk
 amplification: an example may be in every lot.
 
 Formal guarantee: every lot has the same public number L of rows, which is the divisor of the sum. L is
-the static size of the batches or, where there is none, the size of the first batch. A smaller batch is
-padded with absent rows; a larger one raises before its step is counted. So the size of a batch decides
-neither the noise nor the divisor.
+the static size of the batches, or the argument of `batch` that made them. If neither is known, L is
+the size of the first batch. A smaller batch is padded with absent rows; a larger one raises before its
+step is counted. So the size of a batch decides neither the noise nor the divisor.
 """
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import keras
 import tensorflow as tf
-from absl import logging
+from tensorflow.autograph.experimental import do_not_convert
 
 from tfdp._compat.keras import (
     DataAdapter,
@@ -24,6 +24,7 @@ from tfdp._compat.keras import (
     PyDatasetAdapter,
     make_class_weight_map_fn,
 )
+from tfdp._compat.tensorflow import Begun, size_of_batches
 from tfdp.gradients.chunks import with_copies
 from tfdp.gradients.factors import zero_rows
 
@@ -66,47 +67,62 @@ def batches_of(x: Any, class_weight: dict | None = None, shuffle: bool = True) -
     Raises:
         ValueError: there is no batch, or its arrays have no common first axis.
     """
-    logging.log_first_n(logging.WARNING, _LOST, 1)
     if isinstance(x, tf.data.Dataset):
-        return _lots(x, None, int(x.cardinality().numpy()), class_weight)
+        return _of_dataset(x, class_weight)
     if isinstance(x, keras.utils.PyDataset):
         number = tf.data.INFINITE_CARDINALITY if x.num_batches is None else x.num_batches
-        return _lots(x, PyDatasetAdapter(x, shuffle=shuffle), number, class_weight)
+        return _of_adapter(PyDatasetAdapter(x, shuffle=shuffle), x[0], number, class_weight)
     number = len(x) if hasattr(x, "__len__") else tf.data.UNKNOWN_CARDINALITY
-    first, again = [*itertools.islice(x, 1)], None
-    if isinstance(x, Iterator):
-        x = itertools.chain(first, x)
-    else:  # each epoch begins a new iteration
-        again = lambda: map(_as_tuple, x)  # noqa: E731
-    adapter = GeneratorDataAdapter(map(_as_tuple, x))
-    adapter.generator = again or adapter.generator
-    return _lots(first, adapter, number, class_weight)
+    begun = iter(x)
+    first = [*itertools.islice(begun, 1)]
+    adapter = GeneratorDataAdapter(map(_as_tuple, itertools.chain(first, begun)))
+    # The first epoch goes on where the adapter's look at the data stopped. Later ones begin anew.
+    passes = itertools.chain([adapter.generator()], (map(_as_tuple, x) for _ in itertools.count()))
+    adapter.generator = lambda: next(passes)
+    return _of_adapter(adapter, first, number, class_weight)
 
 
-_LOST = (
-    "Nothing is known about how these batches are drawn, so the training is accounted without "
-    "amplification by sampling: every example may be in every lot, but at most once in each (shuffle "
-    "and batch before you repeat, and draw without replacement). With arrays, or with "
-    'tfdp.data.make_lots("poisson", x, y, lot_size=...), tfdp draws the lots itself, and the same '
-    "training has a much smaller epsilon: 15 epochs of 60,000 examples in lots of 256 at noise "
-    "multiplier 1.1 cost 1.1, also as epochs (fit(shuffle='epoch')). Shuffled batches would cost 20.6, "
-    "even if it were known that each epoch has every example once."
-)
-
-
-def _lots(source, adapter, number, class_weight) -> Batches:
-    """The batches of an adapter, or of a dataset, as lots; `source` begins with the first of them."""
-    dataset = source if adapter is None else adapter.get_tf_dataset()
-    size = _rows(dataset.element_spec)
-    if class_weight is not None:
-        dataset = dataset.map(make_class_weight_map_fn(class_weight))
-    if size is None:
-        size = _rows(next(iter(source), ()))
-        assert size is not None  # the arrays of a batch have a number of rows
-        dataset = _padded(dataset, size)
-    if adapter is not None:  # Keras tells it when epochs begin and end
-        adapter.get_tf_dataset = lambda: dataset
+def _of_adapter(adapter, first, number, class_weight) -> Batches:
+    """The batches of an adapter of Keras, whose first batch is known."""
+    dataset = _weighted(adapter.get_tf_dataset(), class_weight)
+    size = _rows(first)
+    assert size is not None  # arrays know their number of rows
+    dataset = _padded(dataset, size)
+    adapter.get_tf_dataset = lambda: dataset  # Keras tells the adapter when epochs begin and end
     return Batches(dataset, size, number, adapter)
+
+
+def _of_dataset(dataset, class_weight) -> Batches:
+    number = int(dataset.cardinality().numpy())
+    size = _rows(dataset.element_spec)
+    argument = size_of_batches(dataset)
+    dataset = _weighted(dataset, class_weight)
+    if size is not None:
+        return Batches(dataset, size, number)
+    if argument is not None:
+        return Batches(_padded(dataset, argument), argument, number)
+    # The iterator that gave the first batch serves the first epoch. If it were dropped, a generator
+    # would lose that batch, and TensorFlow may take the one batch of an unfinished `cache` for all.
+    with tf.device("CPU:0"):
+        iterator = iter(dataset)
+        first = next(iterator, ())
+        size = _rows(first)
+        assert size is not None  # as above
+        begun = tf.data.Dataset.from_tensors(first).concatenate(_rest(iterator))
+        return Batches(Begun(_padded(dataset, size), iter(_padded(begun, size))), size, number)
+
+
+def _rest(iterator) -> tf.data.Dataset:
+    """The elements that an iterator has left."""
+    take = do_not_convert(lambda _: iterator.get_next_as_optional())
+    is_one = do_not_convert(lambda found: found.has_value())
+    value = do_not_convert(lambda found: found.get_value())
+    return tf.data.Dataset.counter().map(take).take_while(is_one).map(value)
+
+
+def _weighted(dataset, class_weight):
+    """A dataset with weights of classes as Keras gives them to examples."""
+    return dataset if class_weight is None else dataset.map(make_class_weight_map_fn(class_weight))
 
 
 def _as_tuple(batch):
@@ -139,7 +155,7 @@ def _rows(batch) -> int | None:
 def _padded(dataset, size):
     """Pads every batch to `size` rows, which get the weight zero."""
 
-    @tf.autograph.experimental.do_not_convert
+    @do_not_convert
     def lot(*batch):
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch if len(batch) > 1 else batch[0])
         x, y, weights = tf.nest.map_structure(_none_if_optional, (x, y, weights))

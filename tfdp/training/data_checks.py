@@ -1,4 +1,4 @@
-"""Refuses data that a model cannot be trained on: labels, tokens, and examples that are public, too."""
+"""Refuses data that a model cannot be trained on, before the first step."""
 
 import keras
 import numpy as np
@@ -8,6 +8,32 @@ from tfdp.data import check_labels
 from tfdp.data.arrays import all_arrays
 from tfdp.layers.public import public_layers
 from tfdp.training.building import outputs_for
+
+_CHUNK = 2**20  # numbers that are looked at together, so that no copy of the data is made
+
+
+def check_finite(values, name: str) -> None:
+    """Raises ValueError if an array of floats holds a NaN or an infinity.
+
+    The gradient of such an example is usually not finite, and counts zero in every step.
+
+    Args:
+        values: structure of arrays, with a leading dimension of rows.
+        name: name of the argument, for errors.
+    """
+    for array in all_arrays(values):
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "fc":
+            continue
+        rows = max(1, _CHUNK // max(1, array[0].size))
+        for first in range(0, len(array), rows):
+            finite = np.isfinite(array[first : first + rows])
+            if not finite.all():
+                row, *place = np.argwhere(~finite)[0].tolist()
+                raise ValueError(
+                    f"Invalid value received for argument `{name}`. Expected finite numbers. Received "
+                    f"{array[(first + row, *place)]} in row {first + row}. Leave out such rows, or "
+                    "replace the numbers by a constant, such as np.nan_to_num(..., nan=0.0)."
+                )
 
 
 def check_targets(model, x, y) -> None:

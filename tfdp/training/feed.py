@@ -6,7 +6,6 @@ sampling counts as unknown.
 """
 
 import dataclasses
-import math
 
 import keras
 import numpy as np
@@ -19,11 +18,18 @@ from tfdp._compat.keras import (
 )
 from tfdp._validate import one_of, whole
 from tfdp.accounting.sampling import Sampling, Unknown, sampling_class
-from tfdp.data import Lots, Source, SourceBatches, as_source, make_lots, row_multiple_for
+from tfdp.data import (
+    Lots,
+    OncePerEpoch,
+    as_source,
+    make_lots,
+    row_multiple_for,
+)
+from tfdp.data.batches import in_order, split_last
 from tfdp.data.sources import Weighted, is_source
 from tfdp.layers.public import public_layers
 from tfdp.training.batches import Batches, batches_of, is_batches
-from tfdp.training.data_checks import check_disjoint, check_targets, check_tokens
+from tfdp.training.data_checks import check_disjoint, check_finite, check_targets, check_tokens
 from tfdp.training.position import Position
 
 
@@ -130,6 +136,9 @@ class Feeder:
             ValueError: the sampling of the data cannot be accounted, or arguments do not fit the data.
         """
         steps_per_epoch = whole("steps_per_epoch", steps_per_epoch, 1, optional=True)
+        declared = isinstance(x, OncePerEpoch)
+        if declared:
+            x = _declared_batches(x)
         lots = x if isinstance(x, Lots) else getattr(x, "tfdp_lots", None)
         if lots is not None and type(lots) is not Lots:
             raise ValueError(
@@ -138,7 +147,7 @@ class Feeder:
             )
         batches = lots is None and not is_source(x) and is_batches(x)
         if is_source(validation_data):
-            validation_data = _in_order(validation_data, validation_batch_size or batch_size)
+            validation_data = in_order(validation_data, validation_batch_size or batch_size)
         if lots is not None or batches:
             _refuse_arguments_of_arrays(
                 y=y,
@@ -151,12 +160,17 @@ class Feeder:
             if public_layers(model):
                 logging.warning(_NOT_COMPARED, model.name)
             given = batches_of(x, class_weight, shuffle)
-            feed = _feed_of_batches(given, physical_batch_size, steps_per_epoch)
+            made = _feed_of_epochs if declared else _feed_of_batches
+            feed = made(given, physical_batch_size, steps_per_epoch)
             return dataclasses.replace(feed, validation_data=validation_data)
         if lots is None:
             source = as_source(x, y, sample_weight)
+            for values, name in zip(
+                source.in_memory() or (), ("x", "y", "sample_weight"), strict=False
+            ):
+                check_finite(values, name)
             if validation_split and validation_data is None:
-                source, validation_data = _split(source, validation_split, batch_size)
+                source, validation_data = split_last(source, validation_split, batch_size)
             if class_weight is not None:
                 source = Weighted(
                     source, lambda labels: class_weight_to_sample_weights(labels, class_weight)
@@ -259,6 +273,53 @@ def _feed_of_batches(batches: Batches, physical_batch_size, steps_per_epoch) -> 
     )
 
 
+def _declared_batches(declared: OncePerEpoch):
+    """The batches of a declaration, which have to be batches of a user."""
+    x = declared.batches
+    if not is_batches(x) or hasattr(x, "tfdp_lots"):
+        raise ValueError(
+            "OncePerEpoch declares how batches of your own are drawn. Expected a tf.data.Dataset of "
+            f"batches, a PyDataset or a loader. Received: {type(x).__name__}. tfdp draws lots of "
+            "arrays itself, and knows how."
+        )
+    return x
+
+
+def _feed_of_epochs(batches: Batches, physical_batch_size, steps_per_epoch) -> Feed:
+    """The feed of batches whose user declared that each example is at most once in an epoch.
+
+    Formal guarantee: every pass has the same number of lots, and a pass begins with the first step
+    and after each multiple of that number; other passes raise. So an example is in at most one lot of
+    each epoch that the accounting counts.
+    """
+    number = batches.number
+    if number < 0:
+        raise ValueError(
+            "OncePerEpoch needs the number of batches in an epoch, which these do not know, or have no "
+            "end. Leave out `repeat`, and state the number by "
+            "dataset.apply(tf.data.experimental.assert_cardinality(n))."
+        )
+    if _capped(steps_per_epoch or number) != number:
+        raise ValueError(
+            f"OncePerEpoch is about epochs of all {number} batches. Received steps_per_epoch="
+            f"{_capped(steps_per_epoch or number)}. Leave it out."
+        )
+    adapter, dataset = batches.adapter, batches.dataset
+    if (
+        adapter is not None
+    ):  # TensorFlow knows the number of a dataset; others may be wrong about it
+        dataset = dataset.apply(tf.data.experimental.assert_cardinality(number))
+        adapter.get_tf_dataset = lambda: dataset
+    size = batches.lot_size
+    return Feed(
+        sampling_class("once_per_epoch")(num_examples=number * size, lot_size=size),
+        number,
+        physical_batch_size=physical_batch_size,
+        dataset=dataset,
+        adapter=adapter,
+    )
+
+
 _LENGTH = (
     "These batches do not know their length, or have no end. Expected the argument "
     "`steps_per_epoch`."
@@ -294,32 +355,17 @@ def _sampling(shuffle) -> str:
     return "poisson" if shuffle else "cyclic"
 
 
-def _split(source: Source, share: float, batch_size) -> tuple:
-    """The first rows of a source, and validation data of the last ones, as Keras splits arrays."""
-    if not 0.0 < share < 1.0:
-        raise ValueError(f"Expected validation_split between 0 and 1. Received: {share}")
-    first = math.floor(len(source) * (1.0 - share))
-    if not 0 < first < len(source):
-        raise ValueError(
-            f"validation_split={share} of {len(source)} examples leaves no example on one side. Use "
-            "another share."
-        )
-    held_out = source[first:]
-    arrays = held_out.in_memory()
-    if arrays is None:
-        return source[:first], _in_order(held_out, batch_size)
-    return source[:first], tuple(part for part in arrays if part is not None or part is arrays[0])
-
-
-def _in_order(source, batch_size) -> SourceBatches:
-    return SourceBatches(as_source(source), batch_size or 32)
-
-
 def _lot_size(batch_size, total, steps_per_epoch):
     """The lot size that the arguments of `fit` mean, as in Keras; the number of examples is public."""
     if batch_size is None:
         return min(32, total) if steps_per_epoch is None else -(-total // steps_per_epoch)
-    return min(whole("batch_size", batch_size, 1), total)
+    if whole("batch_size", batch_size, 1) > total:
+        logging.warning(
+            "batch_size=%d, and there are %d examples, so a lot is all of them. Nothing is amplified "
+            "by sampling then; a smaller batch_size costs less.",
+            *(batch_size, total),
+        )
+    return min(int(batch_size), total)
 
 
 def _at_most_once(steps_per_epoch, total, lot_size):

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 import keras
 import tensorflow as tf
 
+from tfdp.training.cost_of_batches import warn_of_cost
 from tfdp.training.position import Position
 
 
 def steps_of(model, feed, epochs: int) -> Iterator[dict[str, float]]:
     """Yields the logs of each step of a private model on a feed; `ModelPrivacy.steps` describes it."""
+    warn_of_cost(model, feed, epochs)
     with model._training(feed, Position(until=epochs), epochs) as training:
         iterator = None
         for _ in range(epochs):

@@ -14,6 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.data import Lots
+from tfdp.data.arrays import as_arrays, common_length, texts_as_tensors
+from tfdp.training.batches import is_batches
+from tfdp.training.data_checks import check_finite
 
 
 def _preparing_class(model):
@@ -50,13 +53,28 @@ def prepared(model, x, y=None, sample_weight=None) -> tuple:
 
 
 def prepared_validation(model, data):
-    """Returns the argument `validation_data` of `fit` as the layers of `model` take it."""
-    if data is None or not _prepares(model):
-        return data
-    if isinstance(data, tf.data.Dataset):
-        return data.map(model.preprocess_samples)
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-    return keras.utils.pack_x_y_sample_weight(*prepared(model, x, y, sample_weight))
+    """Returns the argument `validation_data` of `fit` as Keras and the layers of `model` take it.
+
+    Raises:
+        ValueError: arrays do not fit together or hold numbers that are not finite. Keras would notice
+            after the first epoch, when all planned steps are counted.
+    """
+    if data is None or is_batches(data) or isinstance(data, Lots):
+        prepares = isinstance(data, tf.data.Dataset) and _prepares(model)
+        return data.map(model.preprocess_samples) if prepares else data
+    x, y, sample_weight = prepared(model, *keras.utils.unpack_x_y_sample_weight(data))
+    if is_batches(x) or any(map(_is_sparse, tf.nest.flatten((x, y)))):
+        return keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
+    x, y = as_arrays(x, "validation_data"), as_arrays(y, "validation_data")
+    if sample_weight is not None:
+        sample_weight = as_arrays(sample_weight, "validation_data")
+    common_length(x, (y, sample_weight))
+    check_finite((x, y, sample_weight), "validation_data")
+    return keras.utils.pack_x_y_sample_weight(*map(texts_as_tensors, (x, y, sample_weight)))
+
+
+def _is_sparse(leaf) -> bool:
+    return isinstance(leaf, tf.RaggedTensor | tf.SparseTensor) or hasattr(leaf, "toarray")
 
 
 def _prepares(model) -> bool:

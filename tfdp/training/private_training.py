@@ -10,13 +10,15 @@ import contextlib
 import tensorflow as tf
 from absl import logging
 
+from tfdp._validate import whole
 from tfdp.accounting.sampling import Unknown
-from tfdp.data import SourceBatches, as_source
 from tfdp.data.arrays import common_length, in_floatx
+from tfdp.data.batches import in_order
 from tfdp.data.sources import is_source
 from tfdp.training.backup import backup_among
 from tfdp.training.building import build_for
 from tfdp.training.checks import check_optimizer, refuse_mixing_layers, refuse_own_train_step
+from tfdp.training.cost_of_batches import warn_of_cost
 from tfdp.training.data_checks import check_disjoint, check_targets, check_tokens
 from tfdp.training.feed import Feed
 from tfdp.training.files import SavedWithLedger
@@ -76,6 +78,7 @@ class PrivateTraining(SavedWithLedger):
         `keras.utils.PyDataset`, generator or iterable of batches is accounted without amplification by
         sampling; no batch may be larger than the first.
         """
+        _check_numbers_of_validation(validation_batch_size, kwargs)
         feed = self._feed(
             x,
             y,
@@ -88,11 +91,13 @@ class PrivateTraining(SavedWithLedger):
             validation_batch_size=validation_batch_size,
             steps_per_epoch=steps_per_epoch,
         )
+        warn_of_cost(self, feed, epochs - initial_epoch)
         backup = backup_among(callbacks)
         check_callbacks(callbacks, self.optimizer)
         start = Position(initial_epoch, until=epochs)
         safe = contextlib.nullcontext(start)
         if backup is not None:
+            _refuse_to_resume(feed)
             safe = backup.attached(self, self.privacy.account, feed, start)
         with safe as position:
             feed = feed.at(position, self.privacy.account.next_turn)
@@ -157,7 +162,7 @@ class PrivateTraining(SavedWithLedger):
     def evaluate(self, x=None, y=None, batch_size=None, **kwargs):
         """`keras.Model.evaluate`; `x` may also be a source of examples (`tfdp.data.as_source`)."""
         if is_source(x):
-            x = SourceBatches(as_source(x), batch_size or 32)
+            x = in_order(x, batch_size)
         return super().evaluate(x, y, batch_size=batch_size, **kwargs)
 
     def train_on_batch(self, x, y=None, sample_weight=None, **kwargs):
@@ -227,3 +232,21 @@ class PrivateTraining(SavedWithLedger):
         with tf.init_scope():  # it reads values of layers, which have none inside of a trace
             refuse_mixing_layers(self, privacy.public_preprocessing)
         return private_step(self, privacy.account.session, data, privacy.engine, privacy.collected)
+
+
+def _refuse_to_resume(feed):
+    if feed.lots is None and feed.sampling.whole_epochs:
+        raise ValueError(
+            "BackupAndRestore cannot resume batches of OncePerEpoch: their order after a crash is a "
+            "new one, so an example could be twice in the interrupted epoch. Use lots of "
+            "tfdp.data.make_lots, or leave out the declaration or the callback."
+        )
+
+
+def _check_numbers_of_validation(batch_size, others):
+    """Checks arguments of `fit` that Keras uses after the first epoch."""
+    whole("validation_batch_size", batch_size, 1, optional=True)
+    whole("validation_steps", others.get("validation_steps"), 1, optional=True)
+    frequency = others.get("validation_freq", 1)
+    if not isinstance(frequency, list | tuple | set):  # of the epochs themselves
+        whole("validation_freq", frequency, 1)
