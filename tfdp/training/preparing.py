@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdp.data import Lots
 from tfdp.data.arrays import as_arrays, common_length, texts_as_tensors
+from tfdp.data.sources import is_source
 from tfdp.training.batches import is_batches
 from tfdp.training.data_checks import check_finite
 
@@ -41,7 +42,8 @@ def prepared(model, x, y=None, sample_weight=None) -> tuple:
         return x, y, sample_weight
     if isinstance(x, tf.data.Dataset):
         return x.map(model.preprocess_samples), y, sample_weight
-    if isinstance(x, (Lots, keras.utils.PyDataset)) or not hasattr(x, "__len__"):
+    drawn = isinstance(x, Lots | keras.utils.PyDataset) or not hasattr(x, "__len__")
+    if drawn or is_source(x):
         raise ValueError(
             f"Model '{model.name}' prepares its samples by `preprocessor`, and lots or batches are "
             f"drawn already. Received x of type {type(x).__name__}. Expected arrays, lists or a "
@@ -59,7 +61,7 @@ def prepared_validation(model, data):
         ValueError: arrays do not fit together or hold numbers that are not finite. Keras would notice
             after the first epoch, when all planned steps are counted.
     """
-    if data is None or is_batches(data) or isinstance(data, Lots):
+    if data is None or is_batches(data) or is_source(data) or isinstance(data, Lots):
         prepares = isinstance(data, tf.data.Dataset) and _prepares(model)
         return data.map(model.preprocess_samples) if prepares else data
     x, y, sample_weight = prepared(model, *keras.utils.unpack_x_y_sample_weight(data))
