@@ -84,6 +84,7 @@ def _of_adapter(adapter, first, number, class_weight) -> Batches:
     """The batches of an adapter of Keras, whose first batch is known."""
     dataset = _weighted(adapter.get_tf_dataset(), class_weight)
     size = _rows(first)
+    assert size is not None  # the arrays of a batch have a number of rows
     dataset = _padded(dataset, size)
     adapter.get_tf_dataset = lambda: dataset  # Keras tells the adapter when epochs begin and end
     return Batches(dataset, size, number, adapter)
@@ -104,6 +105,7 @@ def _of_dataset(dataset, class_weight) -> Batches:
         iterator = iter(dataset)
         first = next(iterator, ())
         size = _rows(first)
+        assert size is not None  # the arrays of a batch have a number of rows
         begun = tf.data.Dataset.from_tensors(first).concatenate(_rest(iterator))
         return Batches(Begun(_padded(dataset, size), iter(_padded(begun, size))), size, number)
 
