@@ -92,7 +92,7 @@ def _of_adapter(adapter, first, number, class_weight) -> Batches:
 
 def _of_dataset(dataset, class_weight) -> Batches:
     number = int(dataset.cardinality().numpy())
-    size = _rows(dataset.element_spec)
+    size = _rows(dataset.element_spec if number else ())
     argument = size_of_batches(dataset)
     dataset = _weighted(dataset, class_weight)
     if size is not None:
