@@ -86,7 +86,7 @@ def _of_adapter(adapter, first, number, class_weight) -> Batches:
     """The batches of an adapter of Keras, whose first batch is known."""
     dataset = _weighted(adapter.get_tf_dataset(), class_weight)
     size = _rows(first)
-    assert size is not None  # arrays know their number of rows
+    assert size is not None  # the arrays of a batch have a number of rows
     dataset = _padded(dataset, size)
     adapter.get_tf_dataset = lambda: dataset  # Keras tells the adapter when epochs begin and end
     return Batches(dataset, size, number, adapter)
@@ -94,7 +94,7 @@ def _of_adapter(adapter, first, number, class_weight) -> Batches:
 
 def _of_dataset(dataset, class_weight) -> Batches:
     number = int(dataset.cardinality().numpy())
-    size = _rows(dataset.element_spec)
+    size = _rows(dataset.element_spec if number else ())
     argument = size_of_batches(dataset)
     dataset = _weighted(dataset, class_weight)
     if size is not None:
@@ -107,7 +107,7 @@ def _of_dataset(dataset, class_weight) -> Batches:
         iterator = iter(dataset)
         first = next(iterator, ())
         size = _rows(first)
-        assert size is not None  # as above
+        assert size is not None  # the arrays of a batch have a number of rows
         begun = tf.data.Dataset.from_tensors(first).concatenate(_rest(iterator))
         return Batches(Begun(_padded(dataset, size), iter(_padded(begun, size))), size, number)
 
