@@ -426,7 +426,7 @@ def planned_steps_account_for_others(known, ledger):
     return sum(run.steps for run in ledger.runs)
 
 
-@fault("entry:Entry.give_back", "training/test_early_ends.py")
+@fault("entry:Entry.withdraw_plan", "training/test_early_ends.py")
 def an_execution_that_failed_costs_a_training(back, self):
     return None
 

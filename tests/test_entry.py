@@ -110,13 +110,13 @@ def test_planned_steps_count_as_far_as_the_budget_allows_them():
 
 def test_a_plan_of_which_no_step_ran_is_withdrawn():
     entry = entry_with()
-    entry.give_back()
+    entry.withdraw_plan()
     assert counted(entry) == (0, 0, False)
     entry.plan(2)
     entry.authorize(2)
     entry.end_plan()
     entry.plan(9, declared=9)
-    entry.give_back()
+    entry.withdraw_plan()
     assert counted(entry) == (2, 2, False) and entry.is_settled and entry.declared == 0
 
 

@@ -22,7 +22,8 @@ class Entry:
 
     Args:
         ledger: the ledger that holds the run.
-        run: the description; its tables cover the planned steps.
+        run: the description. `run.steps` is how many steps it describes, not how many count: `counted`
+            and the ledger say that.
         run_id: id of a run that another process began, to resume it; None enters a new run.
         declared: number of steps of a plan that several trainings carry out, or 0.
 
@@ -41,7 +42,7 @@ class Entry:
         self.declared = declared
         self._planned: float = math.inf if recorded.open_plan else recorded.steps
         self._earlier_plan: tuple[float, float] | None = None  # planned and declared steps
-        self._before = recorded.steps
+        self._counted_before = recorded.steps
         self._recorded = (recorded.steps, self.taken, recorded.open_plan)
         self.limit: float = math.inf
         self._budget: PrivacyBudget | None = None
@@ -66,7 +67,7 @@ class Entry:
         self._resumed, self._planned = False, max(steps, self.declared)
         self.limit_steps()
 
-    def give_back(self) -> None:
+    def withdraw_plan(self) -> None:
         """Withdraws the plan, of which no step ran; an earlier plan of the entry stays."""
         self._planned, self.declared = self._earlier_plan or (0, 0)
         self.record()
@@ -75,15 +76,15 @@ class Entry:
         """Counts further steps that were planned, and are left out, of a closed entry, too."""
         self.limit_steps()
         counted = self.counted
-        self._before = int(max(counted, min(counted + steps, self.limit)))
-        self._recorded = (self._before, self.taken, self.has_open_plan)
+        self._counted_before = int(max(counted, min(counted + steps, self.limit)))
+        self._recorded = (self._counted_before, self.taken, self.has_open_plan)
         self.ledger.record(self.run_id, *self._recorded)
 
     def end_plan(self) -> None:
         """Keeps what is counted now: budgets that are set later do not change a plan that ended."""
         self.record()
         self.closed = self.closed or self.has_open_plan
-        self._planned, self._earlier_plan, self._before = 0, None, self.counted
+        self._planned, self._earlier_plan, self._counted_before = 0, None, self.counted
 
     @property
     def counted(self) -> int:
@@ -112,7 +113,7 @@ class Entry:
     @property
     def so_far(self) -> int:
         """Number of steps that count if the plan is carried out: those taken, and earlier plans."""
-        return max(self._before, self.taken)
+        return max(self._counted_before, self.taken)
 
     @property
     def is_settled(self) -> bool:
@@ -135,7 +136,7 @@ class Entry:
             return
         counted = self.counted
         if counted > self._recorded[0]:  # a file with more steps of this run was loaded meanwhile
-            self._before = counted
+            self._counted_before = counted
         planned = min(self._planned, self.limit)
         is_open = math.isinf(planned)
         steps = int(max(self.so_far, 0 if is_open else planned))
@@ -195,7 +196,7 @@ class Entry:
         return [run for i, run in self.ledger.entries.items() if i != self.run_id and run.steps]
 
     def limit_steps(self) -> None:
-        """Sets the limit to the steps that every budget leaves after the ledger's other runs.
+        """Limits the steps to what budgets leave after the ledger's other runs, and writes the ledger.
 
         Steps that no table describes cannot be accounted, so the length of a table is a limit, too.
         """

@@ -69,7 +69,7 @@ class Session:
 
     @property
     def run(self) -> Run:
-        """The description of the training, with its planned steps."""
+        """The description of the training; `Entry` says how many of its steps count."""
         return self.entry.run
 
     @property
@@ -177,7 +177,10 @@ class Session:
     # -- steps that begin ------------------------------------------------------------------------
 
     def begin_step(self) -> None:
-        """Counts a step on the device that runs it, before the step uses `place` or `value`."""
+        """Marks on the device that a step has begun. `Entry.authorize` counted it before, on the host.
+
+        The mark gives the step its `place`, and tells which authorized steps never began.
+        """
         self._begun.assign_add(1)
 
     def take_back(self) -> None:

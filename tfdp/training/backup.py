@@ -20,7 +20,7 @@ from tfdp.accounting.guarantee import check_adjacency, check_delta, format_epsil
 from tfdp.entry import Entry
 from tfdp.session import Session
 from tfdp.training.backup_folder import BackupFolder
-from tfdp.training.backup_state import give_state, setup_of, take_state
+from tfdp.training.backup_state import capture_state, restore_state, setup_of
 from tfdp.training.feed import Feed
 from tfdp.training.position import Position
 from tfdp.training.steering import list_of
@@ -38,8 +38,9 @@ class BackupAndRestore(keras.callbacks.Callback):
     Run the same program again after a kill, and `fit` resumes, in the middle of an epoch, too: in the
     same run of the ledger, for the steps that are left. Steps that may have been begun after the last
     state (about a second of steps is reserved ahead) are lost to the weights and stay counted, so the
-    proven epsilon is that of a training without a crash. Only this callback resumes the run: another
-    `fit` begins a new one.
+    proven epsilon is that of a training without a crash. While the folder holds
+    a state, only a `fit` with this callback continues in the run. Once it was removed (by default when
+    `fit` has ended), a further `fit` may extend the run, as without a backup.
 
     Ctrl-C and SIGTERM let the step end and write the state; the exception's notes say what was spent. A
     second Ctrl-C ends at once.
@@ -162,7 +163,9 @@ class BackupAndRestore(keras.callbacks.Callback):
             return dataclasses.replace(start, order=order)
         about, arrays, reserved = found
         notes = about["notes"]
-        position, lost = give_state(self.model, account, feed, self._setup, about, arrays, reserved)
+        position, lost = restore_state(
+            self.model, account, feed, self._setup, about, arrays, reserved
+        )
         if about["run_id"] != self._run_id:  # else a second fit of one process, which is no restart
             self.restarts, self.earlier_seconds = notes["restarts"] + 1, notes["seconds"]
         self.lost_steps = notes["lost_steps"] + lost
@@ -316,7 +319,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._saved_at, self._saved_after = started, self._session.entry.taken
         position = self._training.position
         self._folder.write(
-            *take_state(self.model, self._account, self._setup, self._length, position, notes)
+            *capture_state(self.model, self._account, self._setup, self._length, position, notes)
         )
         self._writing = time.monotonic() - started
 

@@ -23,7 +23,7 @@ from tfdp.training.position import Position
 _VERSION = 8
 
 
-def take_state(
+def capture_state(
     model, account: Account, setup: dict, length: int | None, position: Position, notes: dict
 ) -> tuple[dict, dict[str, np.ndarray]]:
     """Returns the state of a private model after its last step: (about, arrays), for a `BackupFolder`.
@@ -54,7 +54,7 @@ def take_state(
     return about, arrays
 
 
-def give_state(
+def restore_state(
     model, account: Account, feed: Feed, setup: dict, about: dict, arrays: dict, reserved: int
 ) -> tuple[Position, int]:
     """Puts a state into a model and opens the session of the saved run, which the fit continues.

@@ -159,10 +159,11 @@ def session_of(model, entry: Entry, facts: Run, feed: Feed, first_iteration: int
 def _continues(session: Session, facts: Run, feed: Feed, optimizer, variables) -> bool:
     """Whether further steps belong to the entry of a session.
 
-    Each `fit` starts new lots, which does not matter where lots are random. Epochs in a fixed
-    order have to be whole, and of the same data in the same order, so that an example keeps its
-    place in the epoch. Where groups take turns, the data have to be the same and the turns have
-    to go on where they stopped.
+    Each `fit` starts new lots, which does not matter where lots are random. Where lots come in whole
+    epochs, the training has to use the same `Lots` object and begin where the last one stopped, so
+    that an example is once in an epoch; arrays get new `Lots` in each fit, so `fit(x, y,
+    shuffle=False)` always begins a new entry. Where groups take turns, the `Lots` have to be the same
+    and the turns have to go on where they stopped.
     """
     entry, sampling = session.entry, session.run.sampling
     if not (

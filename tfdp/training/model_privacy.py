@@ -184,7 +184,10 @@ class ModelPrivacy:
 
     @property
     def current_run(self) -> Run | None:
-        """The run that the current, or latest, training is accounted as, with its planned steps."""
+        """The run that the current, or latest, training is accounted as.
+
+        `run.steps` is how many steps it describes; the ledger has the number that counts.
+        """
         session = self.account.session
         return None if session is None else session.run
 

@@ -161,7 +161,7 @@ class Training:
             self._logs = self._take(session, iterator, take, allowed)
         except BaseException as error:
             if self._session is not None and self._session.entry.taken == self._before:
-                self._session.entry.give_back()  # no step began
+                self._session.entry.withdraw_plan()  # no step began
             if not isinstance(error, _ENDS):
                 raise
             self._end_epoch()
