@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.data.arrays import each_array
-from tfdp.data.sources import Source, in_lots, in_threads, named_row, stacked
+from tfdp.data.sources import Source, as_value, in_lots, in_threads, named_row, stack, stacked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +50,9 @@ class RowFunction:
         Returns:
             The structure (x, y, sample_weight) of arrays [rows, ...].
         """
-        packed = [_packed(example) for example in examples]
+        packed = [each_array(as_value, _packed(example)) for example in examples]
         if not self.python and _alike(packed):
-            rows = tf.nest.map_structure(lambda *values: np.stack(values), *packed)
+            rows = tf.nest.map_structure(lambda *values: stack(values), *packed)
             try:
                 made = _unpacked(self._of_rows(rows, seeds))
                 return each_array(lambda column: in_lots(np.asarray(column)), made)

@@ -16,7 +16,8 @@ import abc
 import functools
 import hashlib
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import keras
@@ -24,7 +25,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._compat.keras import floatx
-from tfdp.data.arrays import all_arrays, as_arrays, as_weights, common_length, each_array
+from tfdp.data.arrays import (
+    all_arrays,
+    as_arrays,
+    as_weights,
+    common_length,
+    each_array,
+    is_several,
+)
 
 # A row that names a source that is not held in memory: its first value and the number of these rows.
 _FINGERPRINT_ROWS = 1000
@@ -160,17 +168,22 @@ class Records(Source):
         return stacked(self.examples(indices), indices)
 
     def examples(self, indices: np.ndarray) -> list[tuple]:
-        return [self._example(record) for record in self._read(indices.tolist())]
+        records = self._read(indices.tolist())
+        return [named_row(*each) for each in zip(indices, repeat(self._example), records)]
 
     def _read(self, indices: list[int]) -> Iterable:
-        if hasattr(self._records, "__getitems__"):
-            return self._records.__getitems__(indices)
-        return in_threads(lambda index: named_row(index, self._records.__getitem__, index), indices)
+        many = getattr(self._records, "__getitems__", None)
+        one = getattr(self._records, "__getitem__", lambda index: many([index])[0])
+        if many is not None:
+            try:
+                return many(indices)
+            except Exception:
+                pass  # a row is the cause; calls row by row find it
+        return in_threads(lambda index: named_row(index, one, index), indices)
 
     def _example(self, record) -> tuple:
         if self._keys is not None:
-            names = self._keys if isinstance(self._keys, tuple) else (self._keys,)
-            record = tf.nest.map_structure(lambda name: record[name], names)
+            record = _entries(record, self._keys)
         if not isinstance(record, tuple | list):
             record = (record,)
         if not 1 <= len(record) <= 3:
@@ -178,7 +191,11 @@ class Records(Source):
                 "Expected examples x, (x, y) or (x, y, sample_weight). Received a sequence of length "
                 f"{len(record)}."
             )
-        return (*record, None, None)[:3]
+        if record[0] is None:
+            raise ValueError(
+                "Expected an example. Received None, as for a row that was filtered out."
+            )
+        return (*map(_values, record), None, None)[:3]
 
 
 class Part(Source):
@@ -248,9 +265,9 @@ def is_source(x: Any) -> bool:
     """Whether data are a source, or an object that gives single examples by their index."""
     if isinstance(x, Source):
         return True
-    arrays = isinstance(x, dict | list | tuple | str | bytes) or hasattr(x, "__array__")
+    arrays = isinstance(x, Mapping | list | tuple | str | bytes) or hasattr(x, "__array__")
     batches = isinstance(x, tf.data.Dataset | keras.utils.PyDataset)
-    if arrays or batches or hasattr(x, "shape"):
+    if arrays or batches or (hasattr(x, "shape") and hasattr(x, "dtype")):
         return False
     return hasattr(x, "__len__") and (hasattr(x, "__getitem__") or hasattr(x, "__getitems__"))
 
@@ -262,7 +279,8 @@ def as_source(x: Any, y: Any = None, sample_weight: Any = None, *, keys: Any = N
         x: a source; an object that gives an example for an index; or arrays, also (x, y) or (x, y,
             sample_weight) of arrays where `y` is None.
         y, sample_weight: arrays, or None.
-        keys: for examples that are dictionaries: the names of x, (x, y) or (x, y, sample_weight).
+        keys: for examples that are dictionaries, and for files of named arrays (NumPy's npz, HDF5): the
+            names of x, (x, y) or (x, y, sample_weight).
 
     Raises:
         ValueError: the arguments do not fit each other.
@@ -287,6 +305,8 @@ def as_source(x: Any, y: Any = None, sample_weight: Any = None, *, keys: Any = N
                 f"{type(x).__name__}, gives whole rows (x, y, sample_weight)."
             )
         return x if isinstance(x, Source) else Records(x, keys)
+    if keys is not None:
+        x = _entries(x, keys)
     if y is None and isinstance(x, tuple) and len(x) in (2, 3):
         return Columns(*x)
     return Columns(x, y, sample_weight)
@@ -304,15 +324,45 @@ def stacked(examples: Sequence[tuple], indices: np.ndarray) -> tuple:
         if values[0] is None:
             columns.append(None)
             continue
-        arrays = [np.asarray(value) for value in values]
+        arrays = [as_value(value) for value in values]
         for index, array in zip(indices, arrays, strict=True):
-            if array.shape != arrays[0].shape:
+            if np.shape(array) != np.shape(arrays[0]):
                 raise ValueError(
-                    f"Row {index} of the source has shape {array.shape}, and row {indices[0]} has "
-                    f"shape {arrays[0].shape}. Give all rows one shape, in the source or by map(f)."
+                    f"Row {index} of the source has shape {np.shape(array)}, and row {indices[0]} has "
+                    f"shape {np.shape(arrays[0])}. Give all rows one shape, in the source or by map(f)."
                 )
-        columns.append(in_lots(np.stack(arrays)))
+        columns.append(in_lots(stack(arrays)))
     return tf.nest.pack_sequence_as(examples[0], columns)
+
+
+def as_value(value: Any) -> Any:
+    """A value of one example as an array; bytes stay, since NumPy cuts zeros off their end."""
+    return value if isinstance(value, bytes | str) else np.asarray(value)
+
+
+def stack(values: Sequence) -> np.ndarray:
+    """Stacks values of `as_value`, which have one shape."""
+    return np.array(values, object) if isinstance(values[0], bytes | str) else np.stack(values)
+
+
+def _values(example: Any) -> Any:
+    """An example with arrays at its leaves: a list of numbers is an array, other lists are tuples."""
+    if isinstance(example, dict):
+        return {name: _values(value) for name, value in example.items()}
+    if isinstance(example, tuple) or (isinstance(example, list) and is_several(example)):
+        return tuple(map(_values, example))
+    return None if example is None else as_value(example)
+
+
+def _entries(named: Mapping, keys: Any) -> tuple:
+    """The entries with the names in `keys`: x, (x, y) or (x, y, sample_weight)."""
+
+    def entry(name):
+        if name not in named:
+            raise ValueError(f"There is no entry {name!r}. Received entries {[*named]}.")
+        return named[name]
+
+    return tf.nest.map_structure(entry, keys if isinstance(keys, tuple) else (keys,))
 
 
 def rows_of_columns(columns: tuple) -> list[tuple]:
