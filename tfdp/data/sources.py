@@ -36,6 +36,8 @@ from tfdp.data.arrays import (
 
 # A row that names a source that is not held in memory: its first value and the number of these rows.
 _FINGERPRINT_ROWS = 1000
+# Number of rows that are given to threads at a time.
+_BLOCK = 64
 
 
 class Source(abc.ABC):
@@ -375,7 +377,9 @@ def in_threads(function: Callable, values: Sequence) -> list:
     """Applies a function to values in several threads, and returns the results in order."""
     if len(values) < 2:
         return [function(value) for value in values]
-    return [*_pool().map(function, values)]
+    # A process that ends waits for what the threads were given, so they are not given all at once.
+    blocks = (values[start : start + _BLOCK] for start in range(0, len(values), _BLOCK))
+    return [made for block in blocks for made in _pool().map(function, block)]
 
 
 @functools.cache
@@ -389,6 +393,8 @@ def named_row(index, function, *arguments):
     """Calls a function of a row; an error names the row."""
     try:
         return function(*arguments)
+    except StopIteration as error:  # TensorFlow would take it for the end of the data
+        raise RuntimeError(f"Row {index} of the source raised StopIteration.") from error
     except Exception as error:
         error.add_note(f"(row {index} of the source)")
         raise
