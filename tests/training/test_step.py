@@ -167,7 +167,9 @@ def test_rows_beyond_the_largest_lot_change_nothing(compiled, monkeypatch):
 def lots_of_views(monkeypatch, views, microbatch_size=1):
     """From now on, the rows of a batch are views of examples."""
     feed = private_training.Feed
-    lots = types.SimpleNamespace(microbatch_size=microbatch_size, views=views)
+    lots = types.SimpleNamespace(
+        microbatch_size=microbatch_size, views=views, examples_per_person=None
+    )
 
     def of_views(sampling, **settings):
         size = sampling.lot_size // views

@@ -5,7 +5,7 @@ floats of any precision become `keras.config.floatx()` in a lot. None stands for
 that is absent, as in Keras.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -48,9 +48,9 @@ def as_arrays(values: Any, name: str) -> Any:
     """
     if values is None:
         return None
-    if isinstance(values, dict):
+    if isinstance(values, Mapping):
         return {key: as_arrays(value, name) for key, value in values.items()}
-    if isinstance(values, list | tuple) and any(_is_several(value) for value in values):
+    if isinstance(values, list | tuple) and any(is_several(value) for value in values):
         return tuple(as_arrays(value, name) for value in values)
     if isinstance(values, tf.RaggedTensor | tf.SparseTensor) or hasattr(values, "toarray"):
         raise ValueError(
@@ -99,10 +99,10 @@ def _of_objects(array: np.ndarray, name: str) -> np.ndarray:
     )
 
 
-def _is_several(value: Any) -> bool:
+def is_several(value: Any) -> bool:
     """Whether this element of a list is an array (or a structure of arrays), not one example."""
     if isinstance(value, list | tuple):
-        return any(_is_several(element) for element in value)
+        return any(is_several(element) for element in value)
     return value is None or isinstance(value, dict) or getattr(value, "ndim", 0) > 0
 
 
@@ -160,7 +160,7 @@ def as_weights(sample_weight: Any, num_examples: int) -> Any:
 def _checked_weights(weights: Any, num_examples: int) -> np.ndarray:
     if weights is None:
         return np.ones(num_examples, np.float32)
-    weights = weights.astype(np.float32, copy=False)
+    weights = np.asarray(weights, np.float32)
     if weights.shape[0] != num_examples:
         raise ValueError(
             "Invalid value received for argument `sample_weight`. Expected shape "

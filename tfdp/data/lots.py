@@ -30,10 +30,12 @@ from tensorflow.autograph.experimental import do_not_convert
 from tfdp._validate import whole
 from tfdp.data.arrays import all_arrays, each_array
 from tfdp.data.assembly import Assembly
+from tfdp.data.calls import Calls
+from tfdp.data.examples import dtype_in_lots
 from tfdp.data.mapping import RowFunction
 from tfdp.data.people import People
 from tfdp.data.schemes import Scheme
-from tfdp.data.sources import Source, dtype_in_lots
+from tfdp.data.sources import Source
 from tfdp.data.words import PEOPLE, VIEWS, Words
 
 # Lots are padded to a multiple of this number of rows if no physical batch size is given.
@@ -104,6 +106,7 @@ class Lots:
         self._words = Words.of_seed(seed)
         # What random functions draw is as secret as the noise, so no seed makes it known.
         self._view_words = Words.of_seed(None)
+        self._calls = Calls()
         self._row_multiple = whole("row_multiple", row_multiple, 1, optional=True)
         self._set_sizes(whole("physical_batch_size", physical_batch_size, 1, optional=True))
         self._closed = True
@@ -219,6 +222,10 @@ class Lots:
         """
         return self.source.fingerprint()
 
+    def cause_of(self, error: tf.errors.OpError) -> Exception:
+        """Returns the exception of a source or a function that TensorFlow turned into `error`."""
+        return self._calls.cause_of(error)
+
     def new_order(self) -> bytes:
         """Returns a new secret for the argument `order` of `as_dataset`."""
         return self._words.new_secret()
@@ -313,10 +320,11 @@ class Lots:
         words = self._words if order is None else Words(order, streams=False)
 
         def new_stream():
+            self._calls.error = None
             return np.int64(words.new_stream())
 
         def columns_of(stream, step):
-            return lot(int(stream), int(step), words)
+            return self._calls.call(lot, int(stream), int(step), words)
 
         def compute(stream, step):
             columns = tf.numpy_function(columns_of, [stream, step], [spec.dtype for spec in specs])

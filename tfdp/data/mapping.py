@@ -17,14 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.data.arrays import each_array
-from tfdp.data.sources import (
-    Source,
-    in_lots,
-    in_threads,
-    named_row,
-    rows_of_columns,
-    stacked,
-)
+from tfdp.data.examples import as_value, in_lots, in_threads, named_row, rows_of_columns, stacked
+from tfdp.data.sources import Source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +62,7 @@ class RowFunction:
                 except tf.errors.OpError:
                     pass  # a row is the cause; calls row by row find it
             examples = rows if isinstance(rows, list) else rows_of_columns(rows)
-            examples = [each_array(np.asarray, _packed(example)) for example in examples]
+            examples = [each_array(as_value, _packed(example)) for example in examples]
             one = self._called if self.python else self._traced
             calls = [*zip(indices, itertools.repeat(one), examples, seeds, strict=False)]
             return stacked([_unpacked(made) for made in in_threads(_named, calls)], indices)

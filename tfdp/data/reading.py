@@ -5,7 +5,8 @@ import os
 import numpy as np
 import tensorflow as tf
 
-from tfdp.data.sources import Columns, in_lots
+from tfdp.data.examples import in_lots
+from tfdp.data.sources import Columns
 
 _BLOCK = 1024
 

@@ -17,18 +17,28 @@ import functools
 import hashlib
 import itertools
 import mmap
-import operator
-import os
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp._compat.keras import floatx
-from tfdp.data.arrays import all_arrays, as_arrays, as_weights, common_length, each_array
+from tfdp.data.arrays import (
+    all_arrays,
+    as_arrays,
+    as_weights,
+    common_length,
+    each_array,
+)
+from tfdp.data.examples import (
+    dtype_in_lots,
+    in_lots,
+    in_threads,
+    named_row,
+    stacked,
+    values_of,
+)
 
 # A row that names a source that is not held in memory: its first value and the number of these rows.
 _FINGERPRINT_ROWS = 1000
@@ -164,17 +174,21 @@ class Records(Source):
         return stacked(self.read(indices), indices)
 
     def read(self, indices: np.ndarray) -> list[tuple]:
-        return [self._example(record) for record in self._records_at(indices.tolist())]
+        records = self._records_at(indices.tolist())
+        examples = zip(indices, itertools.repeat(self._example), records)
+        return [named_row(*each) for each in examples]
 
     def _records_at(self, indices: list[int]) -> Iterable:
-        if hasattr(self._records, "__getitems__"):
+        if not hasattr(self._records, "__getitems__"):
+            return in_threads(lambda i: named_row(i, self._records.__getitem__, i), indices)
+        try:
             return self._records.__getitems__(indices)
-        return in_threads(lambda index: named_row(index, self._records.__getitem__, index), indices)
+        except Exception:  # a row is the cause; calls row by row find it
+            return [named_row(i, self._records.__getitems__, [i])[0] for i in indices]
 
     def _example(self, record) -> tuple:
         if self._keys is not None:
-            names = self._keys if isinstance(self._keys, tuple) else (self._keys,)
-            record = tf.nest.map_structure(lambda name: record[name], names)
+            record = _entries(record, self._keys)
         if not isinstance(record, tuple | list):
             record = (record,)
         if not 1 <= len(record) <= 3:
@@ -182,7 +196,11 @@ class Records(Source):
                 "Expected examples x, (x, y) or (x, y, sample_weight). Received a sequence of length "
                 f"{len(record)}."
             )
-        return (*record, None, None)[:3]
+        if record[0] is None:
+            raise ValueError(
+                "Expected an example. Received None, as for a row that was filtered out."
+            )
+        return (*map(values_of, record), None, None)[:3]
 
 
 class Part(Source):
@@ -257,9 +275,9 @@ def is_source(x: Any) -> bool:
     """Whether data are a source, or an object that gives single examples by their index."""
     if isinstance(x, Source):
         return True
-    arrays = isinstance(x, dict | list | tuple | str | bytes) or hasattr(x, "__array__")
+    arrays = isinstance(x, Mapping | list | tuple | str | bytes) or hasattr(x, "__array__")
     batches = isinstance(x, tf.data.Dataset | keras.utils.PyDataset)
-    if arrays or batches or hasattr(x, "shape"):
+    if arrays or batches or (hasattr(x, "shape") and hasattr(x, "dtype")):
         return False
     return hasattr(x, "__len__") and (hasattr(x, "__getitem__") or hasattr(x, "__getitems__"))
 
@@ -271,7 +289,8 @@ def as_source(x: Any, y: Any = None, sample_weight: Any = None, *, keys: Any = N
         x: a source; an object that gives an example for an index; or arrays, also (x, y) or (x, y,
             sample_weight) of arrays where `y` is None.
         y, sample_weight: arrays, or None.
-        keys: for examples that are dictionaries: the names of x, (x, y) or (x, y, sample_weight).
+        keys: for examples that are dictionaries, and for files of named arrays (NumPy's npz, HDF5): the
+            names of x, (x, y) or (x, y, sample_weight).
 
     Raises:
         ValueError: the arguments do not fit each other.
@@ -296,66 +315,22 @@ def as_source(x: Any, y: Any = None, sample_weight: Any = None, *, keys: Any = N
                 f"{type(x).__name__}, gives whole rows (x, y, sample_weight)."
             )
         return x if isinstance(x, Source) else Records(x, keys)
+    if keys is not None:
+        x = _entries(x, keys)
     if y is None and isinstance(x, tuple) and len(x) in (2, 3):
         return Columns(*x)
     return Columns(x, y, sample_weight)
 
 
-def stacked(examples: Sequence[tuple], indices: np.ndarray) -> tuple:
-    """Stacks structures of values; ValueError with a row's index if the shapes of rows differ.
+def _entries(named: Mapping, keys: Any) -> tuple:
+    """The entries with the names in `keys`: x, (x, y) or (x, y, sample_weight)."""
 
-    Args:
-        examples: at least one.
-        indices: their rows in the source, for messages.
-    """
-    columns: list = []
-    for values in zip(*map(tf.nest.flatten, examples), strict=True):
-        if values[0] is None:
-            columns.append(None)
-            continue
-        arrays = [np.asarray(value) for value in values]
-        for index, array in zip(indices, arrays, strict=True):
-            if array.shape != arrays[0].shape:
-                raise ValueError(
-                    f"Row {index} of the source has shape {array.shape}, and row {indices[0]} has "
-                    f"shape {arrays[0].shape}. Give all rows one shape, in the source or by map(f)."
-                )
-        columns.append(in_lots(np.stack(arrays)))
-    return tf.nest.pack_sequence_as(examples[0], columns)
+    def entry(name):
+        if name not in named:
+            raise ValueError(f"There is no entry {name!r}. Received entries {[*named]}.")
+        return named[name]
 
-
-def rows_of_columns(columns: tuple) -> list[tuple]:
-    """The single rows of a structure of arrays."""
-    number = len(all_arrays(columns)[0])
-    return [each_array(operator.itemgetter(i), columns) for i in range(number)]
-
-
-def in_threads(function: Callable, values: Sequence) -> list:
-    """Applies a function to values in a few threads, and returns the results in order."""
-    size = -(-len(values) // _THREADS)
-    if size < 2:
-        return [function(value) for value in values]
-    parts = [values[start : start + size] for start in range(0, len(values), size)]
-    done = _pool().map(lambda part: [function(value) for value in part], parts)
-    return [*itertools.chain.from_iterable(done)]
-
-
-# Python runs in one thread at a time; more threads than these only wait for files.
-_THREADS = min(8, 2 * (os.cpu_count() or 1))
-
-
-@functools.cache
-def _pool():
-    return ThreadPoolExecutor(_THREADS, thread_name_prefix="tfdp_rows")
-
-
-def named_row(index, function, *arguments):
-    """Calls a function of a row; an error names the row."""
-    try:
-        return function(*arguments)
-    except Exception as error:
-        error.add_note(f"(row {index} of the source)")
-        raise
+    return tf.nest.map_structure(entry, keys if isinstance(keys, tuple) else (keys,))
 
 
 def _is_held(column) -> bool:
@@ -370,20 +345,3 @@ def _is_held(column) -> bool:
 def _rows_of(column, indices):
     rows = np.take(column, indices, axis=0) if isinstance(column, np.ndarray) else column[indices]
     return in_lots(np.asarray(rows))
-
-
-def in_lots(rows: np.ndarray) -> np.ndarray:
-    """Rows with the dtype that they have in lots."""
-    dtype = dtype_in_lots(rows)
-    if dtype == tf.string:
-        texts = [v.encode() if isinstance(v, str) else v for v in rows.ravel().tolist()]
-        return np.array(texts, object).reshape(rows.shape)
-    return rows.astype(dtype.as_numpy_dtype, copy=False)
-
-
-def dtype_in_lots(column: Any) -> tf.DType:
-    """The dtype of a column in lots: floats of any precision become `floatx()`, as in Keras."""
-    if column.dtype.kind in "OSU":
-        return tf.string
-    dtype = tf.as_dtype(column.dtype)
-    return tf.as_dtype(floatx()) if dtype.is_floating else dtype

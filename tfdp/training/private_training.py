@@ -155,6 +155,11 @@ class PrivateTraining(SavedWithLedger):
         training = account.training = Training(self, account, feed, *arguments)
         try:
             yield training
+        except tf.errors.OpError as error:
+            cause = error if feed.lots is None else feed.lots.cause_of(error)
+            if cause is error:
+                raise
+            raise cause from None
         finally:
             account.training = None
             training.close()

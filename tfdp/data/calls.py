@@ -1,0 +1,77 @@
+"""Calls of Python by the threads of `tf.data`: the errors in them, and the end of the process.
+
+TensorFlow makes a text of an exception, so the exception itself is kept for whoever reads the data. A
+thread that calls Python after Python's end never returns, and TensorFlow waits for it, so the process
+ends when no call runs, and later ones fail.
+"""
+
+import atexit
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+# Seconds without a call after which a thread of `tf.data` has stopped, since its buffer is full.
+_QUIET = 0.05
+
+
+class Calls:
+    """Calls of functions by the threads of one set of lots.
+
+    Attributes:
+        error: the first exception in a call since the last iterator began, or None.
+    """
+
+    def __init__(self):
+        self.error: Exception | None = None
+
+    def call(self, function: Callable, *arguments: Any) -> Any:
+        """Calls a function, unless the process ends."""
+        with _running:
+            try:
+                return function(*arguments)
+            except Exception as error:
+                self.error = self.error or error
+                raise
+
+    def cause_of(self, error: tf.errors.OpError) -> Exception:
+        """Returns the exception that TensorFlow turned into `error`, or `error` itself."""
+        found = self.error
+        if found is None or f"{type(found).__name__}: " not in error.message:
+            return error
+        return found
+
+
+class _Running:
+    """Context of a call; `finish` waits for all calls and refuses later ones."""
+
+    def __init__(self):
+        self._changed, self._number, self._begun = threading.Condition(), 0, 0
+        self._finished = False
+
+    def __enter__(self):
+        with self._changed:
+            self._begun += 1
+            if self._finished:
+                raise RuntimeError("The process ends, and no further row is read.")
+            self._number += 1
+
+    def __exit__(self, *exception):
+        with self._changed:
+            self._number -= 1
+            self._changed.notify_all()
+
+    def finish(self):
+        with self._changed:
+            self._finished = True
+            self._changed.wait_for(lambda: not self._number)
+        begun = None
+        while begun != self._begun:
+            begun = self._begun
+            time.sleep(_QUIET)
+
+
+_running = _Running()
+atexit.register(_running.finish)

@@ -1,0 +1,113 @@
+"""Single examples and arrays of them: stacking, dtypes in lots, threads, and errors that name a row."""
+
+import functools
+import operator
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp._compat.keras import floatx
+from tfdp.data.arrays import all_arrays, each_array, is_several
+
+
+def stacked(examples: Sequence[tuple], indices: np.ndarray) -> tuple:
+    """Stacks structures of values; ValueError with a row's index if the shapes of rows differ.
+
+    Args:
+        examples: at least one.
+        indices: their rows in the source, for messages.
+    """
+    columns: list = []
+    for values in zip(*map(tf.nest.flatten, examples), strict=True):
+        if values[0] is None:
+            columns.append(None)
+            continue
+        arrays = [as_value(value) for value in values]
+        for index, array in zip(indices, arrays, strict=True):
+            if np.shape(array) != np.shape(arrays[0]):
+                raise ValueError(
+                    f"Row {index} of the source has shape {np.shape(array)}, and row {indices[0]} has "
+                    f"shape {np.shape(arrays[0])}. Give all rows one shape, in the source or by map(f)."
+                )
+        columns.append(in_lots(stack(arrays)))
+    return tf.nest.pack_sequence_as(examples[0], columns)
+
+
+def as_value(value: Any) -> Any:
+    """A value of one example as an array; bytes stay, since NumPy cuts zeros off their end."""
+    return value if isinstance(value, bytes | str) else np.asarray(value)
+
+
+def stack(values: Sequence) -> np.ndarray:
+    """Stacks values of `as_value`, which have one shape."""
+    return np.array(values, object) if isinstance(values[0], bytes | str) else np.stack(values)
+
+
+def values_of(example: Any) -> Any:
+    """An example with arrays at its leaves: a list of numbers is an array, other lists are tuples."""
+    if isinstance(example, dict):
+        return {name: values_of(value) for name, value in example.items()}
+    if isinstance(example, tuple) or (isinstance(example, list) and is_several(example)):
+        return tuple(map(values_of, example))
+    return None if example is None else as_value(example)
+
+
+def rows_of_columns(columns: tuple) -> list[tuple]:
+    """The single rows of a structure of arrays."""
+    number = len(all_arrays(columns)[0])
+    return [each_array(operator.itemgetter(i), columns) for i in range(number)]
+
+
+def in_threads(function: Callable, values: Sequence) -> list:
+    """Applies a function to values in a few threads, and returns the results in order."""
+    size = min(_PART, -(-len(values) // _THREADS))
+    if size < 2:
+        return [function(value) for value in values]
+    parts = [values[start : start + size] for start in range(0, len(values), size)]
+    # A process that ends waits for what the threads were given, so they are not given all at once.
+    given = (parts[start : start + _THREADS] for start in range(0, len(parts), _THREADS))
+    done = (_pool().map(lambda part: [*map(function, part)], some) for some in given)
+    return [made for some in done for part in some for made in part]
+
+
+# Python runs in one thread at a time; more threads than these only wait for files.
+_THREADS = min(8, 2 * (os.cpu_count() or 1))
+# Number of values that a thread is given at once.
+_PART = 16
+
+
+@functools.cache
+def _pool():
+    return ThreadPoolExecutor(_THREADS, thread_name_prefix="tfdp_rows")
+
+
+def named_row(index, function, *arguments):
+    """Calls a function of a row; an error names the row."""
+    try:
+        return function(*arguments)
+    except StopIteration as error:  # TensorFlow would take it for the end of the data
+        raise RuntimeError(f"Row {index} of the source raised StopIteration.") from error
+    except Exception as error:
+        error.add_note(f"(row {index} of the source)")
+        raise
+
+
+def in_lots(rows: np.ndarray) -> np.ndarray:
+    """Rows with the dtype that they have in lots."""
+    dtype = dtype_in_lots(rows)
+    if dtype == tf.string:
+        texts = [v.encode() if isinstance(v, str) else v for v in rows.ravel().tolist()]
+        return np.array(texts, object).reshape(rows.shape)
+    return rows.astype(dtype.as_numpy_dtype, copy=False)
+
+
+def dtype_in_lots(column: Any) -> tf.DType:
+    """The dtype of a column in lots: floats of any precision become `floatx()`, as in Keras."""
+    if column.dtype.kind in "OSU":
+        return tf.string
+    dtype = tf.as_dtype(column.dtype)
+    return tf.as_dtype(floatx()) if dtype.is_floating else dtype

@@ -1,0 +1,260 @@
+"""Sources from files: images and texts in directories, tables of CSV and Parquet.
+
+Directories are read as Keras' `image_dataset_from_directory` and `text_dataset_from_directory` read
+them, but a file only when its row is drawn. Tables are read by pyarrow (`pip install tfdp[sources]`).
+"""
+
+import importlib
+import pathlib
+import urllib.parse
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdp._validate import one_of
+from tfdp.data.sources import Records, Source, as_source
+
+
+class Files(Records):
+    """A row for each file.
+
+    Args:
+        dataset: one of Keras' datasets of files, without batches.
+
+    Attributes:
+        class_names: names of the classes in the order of their labels, as in Keras.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset):
+        super().__init__(_RandomAccess(dataset))
+        self.class_names: list[str] | None = dataset.class_names
+
+
+class _RandomAccess:
+    """Elements of a dataset by their index; TensorFlow computes only the one that is asked for."""
+
+    def __init__(self, dataset):
+        self._dataset = dataset
+
+    def __len__(self):
+        return int(self._dataset.cardinality())
+
+    def __getitem__(self, index):
+        element = tf.data.experimental.at(self._dataset, index)
+        return tf.nest.map_structure(lambda tensor: tensor.numpy(), element)
+
+
+def images_from_directory(directory: str, **options: Any) -> Files:
+    """Returns a source of the images in a directory, as `keras.utils.image_dataset_from_directory`.
+
+    The rows are those of Keras without shuffling: sorted by class, and by name in each class.
+
+    Args:
+        directory: with one folder of images for each class, or with images if `labels` are given.
+        **options: as in Keras: `labels`, `label_mode`, `class_names`, `color_mode`, `image_size`,
+            `interpolation`, `follow_links`, `crop_to_aspect_ratio`, `pad_to_aspect_ratio` and
+            `data_format`.
+
+    Raises:
+        ValueError: the directory is missing or has no images, or an option is invalid.
+
+    Example:
+        >>> import os, tempfile, keras, numpy as np, tfdp
+        >>> folder = tempfile.mkdtemp()
+        >>> for name in ("cats", "dogs"):
+        ...     os.mkdir(f"{folder}/{name}")
+        ...     keras.utils.save_img(f"{folder}/{name}/1.png", np.zeros((8, 8, 3)))
+        >>> source = tfdp.data.images_from_directory(folder, image_size=(4, 4))
+        >>> source.class_names, source.rows(np.array([0, 1]))[0].shape
+        (['cats', 'dogs'], (2, 4, 4, 3))
+    """
+    return _from_directory(keras.utils.image_dataset_from_directory, directory, options)
+
+
+def texts_from_directory(directory: str, **options: Any) -> Files:
+    """Returns a source of the texts in a directory, as `keras.utils.text_dataset_from_directory`.
+
+    The rows are those of Keras without shuffling: sorted by class, and by name in each class.
+
+    Args:
+        directory: with one folder of .txt files for each class, or with files if `labels` are given.
+        **options: as in Keras: `labels`, `label_mode`, `class_names`, `max_length` and `follow_links`.
+
+    Raises:
+        ValueError: the directory is missing or has no texts, or an option is invalid.
+
+    Example:
+        >>> import os, pathlib, tempfile, numpy as np, tfdp
+        >>> folder = tempfile.mkdtemp()
+        >>> for name in ("no", "yes"):
+        ...     os.mkdir(f"{folder}/{name}")
+        ...     _ = pathlib.Path(folder, name, "1.txt").write_text(f"{name}!")
+        >>> texts, labels, _ = tfdp.data.texts_from_directory(folder).rows(np.array([0, 1]))
+        >>> texts, labels
+        (array([b'no!', b'yes!'], dtype=object), array([0, 1], dtype=int32))
+    """
+    return _from_directory(keras.utils.text_dataset_from_directory, directory, options)
+
+
+# Options of Keras that belong to lots, and to parts of a source.
+_OF_LOTS = ("shuffle", "seed", "batch_size", "validation_split", "subset", "format")
+
+
+def _from_directory(read, directory, options) -> Files:
+    if wrong := [name for name in _OF_LOTS if name in options]:
+        raise ValueError(
+            f"{wrong[0]!r} does not belong to a source, which gives single rows in a fixed order: "
+            "lots shuffle, fit(source, batch_size=...) cuts, and source[a:b] is a part."
+        )
+    if not tf.io.gfile.isdir(directory):
+        raise ValueError(f"There is no directory {str(directory)!r}.")
+    options = {"verbose": False} | options
+    return Files(read(directory, shuffle=False, batch_size=None, **options))
+
+
+def from_csv(path: Any, *, label: str | None = None, keys: Any = None) -> Source:
+    """Returns a source of the rows of CSV files, which are read into memory.
+
+    Args:
+        path: a file with a header, a list of them, or a folder of them; what pyarrow takes.
+        label: name of the column of targets; all others are inputs, in a dictionary of arrays.
+        keys: instead of `label`: the names of x, (x, y) or (x, y, sample_weight), in structures.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: there is no such column, or a value is missing.
+
+    Example:
+        >>> import pathlib, tempfile, numpy as np, tfdp
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "people.csv")
+        >>> _ = path.write_text("age,city,income\\n30,Rome,1.5\\n40,Oslo,2.5\\n")
+        >>> source = tfdp.data.from_csv(path, label="income")
+        >>> source.rows(np.array([1]))[:2]
+        ({'age': array([40]), 'city': array([b'Oslo'], dtype=object)}, array([2.5], dtype=float32))
+    """
+    return _from_table(path, "csv", label, keys, None)
+
+
+def from_parquet(
+    path: Any, *, label: str | None = None, keys: Any = None, arrays: str | None = None
+) -> Source:
+    """Returns a source of the rows of Parquet files.
+
+    Parquet can only be read in groups of rows, so the columns are read once: into memory, or into
+    memory-mapped arrays of NumPy. Larger tables with texts: `datasets.Dataset.from_parquet` of Hugging
+    Face maps them into memory, and is a source.
+
+    Args:
+        path: a file, a list of files, or a folder of them; what pyarrow takes.
+        label: name of the column of targets; all others are inputs, in a dictionary of arrays.
+        keys: instead of `label`: the names of x, (x, y) or (x, y, sample_weight), in structures.
+        arrays: folder for the memory-mapped arrays, of numbers only. If it exists, the arrays in it are
+            used: remove it when the Parquet files change.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: there is no such column, or a value is missing.
+
+    Example:
+        >>> import pathlib, tempfile, numpy as np, pyarrow, pyarrow.parquet, tfdp
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "rows.parquet")
+        >>> table = pyarrow.table({"x": [[1.0, 2.0], [3.0, 4.0]], "y": [0, 1]})
+        >>> pyarrow.parquet.write_table(table, path)
+        >>> tfdp.data.from_parquet(path, keys=("x", "y")).rows(np.array([1]))[:2]
+        (array([[3., 4.]], dtype=float32), array([1]))
+    """
+    return _from_table(path, "parquet", label, keys, arrays)
+
+
+def _from_table(path, kind, label, keys, arrays) -> Source:
+    table = importlib.import_module("pyarrow.dataset").dataset(path, format=kind)
+    names = dict.fromkeys(table.schema.names)
+    if keys is None:
+        inputs = {name: name for name in names if name != label}
+        keys = inputs if label is None else (inputs, label)
+    elif label is not None:
+        raise ValueError("label and keys both name the targets. Pass one of them.")
+    wanted = [*dict.fromkeys(tf.nest.flatten(keys))]
+    for name in wanted:
+        one_of("label" if name == label else "keys", name, names)
+    if arrays is None:
+        columns = _read(table, wanted, lambda name, shape, dtype: np.empty(shape, dtype))
+    else:
+        columns = _mapped(table, wanted, pathlib.Path(arrays))
+    return as_source(columns, keys=keys)
+
+
+def _read(table, names: list[str], make: Callable) -> dict[str, np.ndarray]:
+    """Reads columns, batch by batch, into the arrays that `make(name, shape, dtype)` gives."""
+    columns: dict[str, np.ndarray] = {}
+    rows, start = table.count_rows(), 0
+    for batch in table.to_batches(columns=names):
+        for name in names:
+            block = _array(batch.column(name), name, start)
+            if name not in columns:
+                columns[name] = make(name, (rows, *block.shape[1:]), block.dtype)
+            _fill(columns[name], block, name, start)
+        start += batch.num_rows
+    if not start:
+        raise ValueError("The table has no rows.")
+    return columns
+
+
+def _array(column, name, start) -> np.ndarray:
+    """A column of pyarrow as an array; a list in each row is an axis of it."""
+    if column.null_count:
+        row = start + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+        raise ValueError(f"Column {name!r} has no value in row {row}. Fill in the missing values.")
+    if hasattr(column, "dictionary_decode"):
+        column = column.dictionary_decode()
+    if not hasattr(column, "flatten") or not hasattr(column.type, "value_type"):
+        return column.to_numpy(zero_copy_only=False)
+    lengths = np.array(column.value_lengths() if hasattr(column, "value_lengths") else 0)
+    if lengths.ndim and (wrong := np.flatnonzero(lengths != lengths[0])).size:
+        raise ValueError(
+            f"Column {name!r} has {lengths[wrong[0]]} values in row {start + wrong[0]}, and "
+            f"{lengths[0]} in row {start}. Expected lists of one length."
+        )
+    values = _array(column.flatten(), name, start)
+    return values.reshape(len(column), -1, *values.shape[1:])
+
+
+def _fill(column, block, name, start):
+    if block.shape[1:] != column.shape[1:]:
+        raise ValueError(
+            f"Column {name!r} has rows of shape {block.shape[1:]} from row {start} on, and of shape "
+            f"{column.shape[1:]} before. Expected lists of one length."
+        )
+    column[start : start + len(block)] = block
+
+
+def _mapped(table, names, folder: pathlib.Path) -> dict[str, np.ndarray]:
+    """Memory-mapped arrays of columns; a conversion that was interrupted leaves no folder."""
+    files = {name: f"{urllib.parse.quote(name, safe='')}.npy" for name in names}
+    if not folder.exists():
+        partial = folder.with_name(f"{folder.name}.partial")
+        partial.mkdir(parents=True, exist_ok=True)
+
+        def make(name, shape, dtype):
+            if dtype.hasobject:
+                raise ValueError(
+                    f"Column {name!r} has texts, which cannot be mapped. Leave `arrays` out, or use "
+                    "datasets.Dataset.from_parquet."
+                )
+            return np.lib.format.open_memmap(partial / files[name], "w+", dtype, shape)
+
+        _read(table, names, make)
+        partial.rename(folder)
+    columns = {}
+    for name, file in files.items():
+        if not (folder / file).exists():
+            raise ValueError(f"{str(folder)!r} has no column {name!r}. Remove the folder.")
+        columns[name] = np.load(folder / file, mmap_mode="r")
+    if (found := len(columns[name])) != (rows := table.count_rows()):
+        raise ValueError(
+            f"{str(folder)!r} has {found} rows, and the table has {rows}. Remove the folder."
+        )
+    return columns
