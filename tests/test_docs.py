@@ -65,6 +65,7 @@ def test_a_broken_link_is_found(tmp_path):
     [
         "README.md",
         "docs/python.md",
+        "docs/data.md",
         pytest.param("docs/audit.md", marks=pytest.mark.slow),
         pytest.param("docs/migrating.md", marks=pytest.mark.slow),
     ],
