@@ -98,7 +98,7 @@ def test_settings_that_do_not_fit_are_refused(table, changes, message):
 
 
 def test_missing_files_are_named_before_anything_is_trained(table):
-    with pytest.raises(ValueError, match="--test: none.csv is not a file"):
+    with pytest.raises(ValueError, match="--test: none"):
         command.points(
             ["train.py", "--dataset=" + table["dataset"], "--label=income", "--test=none.csv"]
         )
@@ -134,9 +134,7 @@ def test_a_folder_of_images(tmp_path):
     dataset = network.load(experiment)
     assert dataset.x_train.shape == (8, 4, 4, 3) and dataset.x_test.shape == (2, 4, 4, 3)
     assert [*dataset.y_test] == [0, 1] and dataset.num_classes == 2
-    np.testing.assert_allclose(
-        dataset.x_test, dataset.y_test[:, None, None, None] * 2.0 - 1 + 0 * dataset.x_test
-    )
+    assert (dataset.x_test[0] == -1).all() and (dataset.x_test[1] == 1).all()
 
 
 def test_a_folder_of_texts(tmp_path):
