@@ -64,7 +64,6 @@ def test_a_broken_link_is_found(tmp_path):
     "name",
     [
         "README.md",
-        "docs/data.md",
         "docs/python.md",
         pytest.param("docs/audit.md", marks=pytest.mark.slow),
         pytest.param("docs/migrating.md", marks=pytest.mark.slow),
