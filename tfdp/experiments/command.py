@@ -31,7 +31,7 @@ from absl import app, flags
 import tfdp
 from tfdp import _settings
 from tfdp._validate import did_you_mean
-from tfdp.experiments import console
+from tfdp.experiments import console, own_data
 from tfdp.experiments.settings import SETTINGS, Experiment
 
 _PACKAGE = Path(tfdp.__file__).parent
@@ -217,8 +217,10 @@ def _combined(sources, files, recipes) -> tuple[dict[str, Any], tuple[str, ...]]
 
 
 def _experiment(values: Mapping[str, Any]) -> Experiment:
-    """Returns the experiment with these settings; a file of initial weights has to be there."""
+    """Returns the experiment with these settings; the files that it names have to be there."""
     weights = values.get("initial_weights")
     if weights is not None and not Path(weights).expanduser().is_file():
         raise ValueError(f"--initial_weights={weights} is not a file. Name one, or leave it out.")
-    return Experiment(**values)
+    experiment = Experiment(**values)
+    own_data.check_files(experiment)
+    return experiment

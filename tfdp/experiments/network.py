@@ -9,7 +9,8 @@ import keras
 import numpy as np
 
 from tfdp import data, models
-from tfdp.data.datasets import kind_of
+from tfdp.experiments import own_data
+from tfdp.experiments.own_data import kind_of
 from tfdp.experiments.public_data import public_examples
 from tfdp.experiments.settings import PRIVATE_BATCH, WORD_MODELS, Experiment, check_model
 from tfdp.experiments.start import begin
@@ -29,9 +30,12 @@ def load(experiment: Experiment) -> data.Dataset:
         ValueError: the model does not take such data, or labels are no class indices.
         DataUnavailable: the data set cannot be loaded.
     """
-    dataset = data.load(
-        experiment.dataset, train_split=experiment.train_split, test_split=experiment.test_split
-    )
+    if own_data.is_own(experiment.dataset):
+        dataset = own_data.load(experiment)
+    else:
+        dataset = data.load(
+            experiment.dataset, train_split=experiment.train_split, test_split=experiment.test_split
+        )
     data.check_labels(dataset.y_train, dataset.num_classes)
     if dataset.input_shape != ():
         check_model(experiment, kind_of(experiment.dataset) or "images")
@@ -102,6 +106,8 @@ def build(experiment: Experiment, dataset: data.Dataset) -> tuple[keras.Model, t
             f"A record is a row, and not a text: {dataset.preprocessing} A text that has several rows "
             "is protected less than a record."
         )
+    if own_data.is_own(experiment.dataset):
+        notes.append(f"Data: {dataset.source}. {dataset.preprocessing}")
     if experiment.model in WORD_MODELS:
         _set_embeddings(model, experiment)
         notes.append(_about_words(experiment))

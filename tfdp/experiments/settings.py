@@ -15,7 +15,9 @@ from tfdp._settings import Need, Setting, flag_of, setting
 from tfdp.accounting import PrivacyBudget, sampling_names
 from tfdp.accounting.command import common
 from tfdp.accounting.mechanisms import NoMechanism, mechanism_class
-from tfdp.data.datasets import DATASETS, check_name, kind_of
+from tfdp.data.datasets import DATASETS
+from tfdp.experiments import own_data
+from tfdp.experiments.own_data import kind_of
 from tfdp.experiments.public_data import PUBLIC
 from tfdp.models import MODELS, NORMALIZATIONS, PRIVATE_BATCH
 
@@ -25,6 +27,7 @@ NONE = NoMechanism.name
 IMAGE_MODELS = tuple(name for name, known in MODELS.items() if not known.takes_tokens)
 TEXT_MODELS = ("tutorial_lstm",)
 WORD_MODELS = ("bilstm", "bilstm_dl", "transformer")
+TABLE_MODELS = ("mlp", "linear", "hidden_500", "hidden_1000", "lenet_300_100")
 _PRIVATE = Need("mechanism", lambda name: name != NONE)
 _RULE = Need("mechanism", lambda name: mechanism_class(name).update_rules != "own")
 _BATCH = Need("normalization", ("batch",))
@@ -34,7 +37,10 @@ _SGD = Need("optimizer", ("sgd",))
 _NO_NORMALIZATION = Need("model", lambda name: MODELS[name].normalizations != ("none",))
 _SCALED = Need("model", lambda name: MODELS[name].scales)
 _WORDS = Need("model", WORD_MODELS)
-_LOADED = Need("dataset", lambda name: name != "digits")
+_LOADED = Need("dataset", lambda name: name != "digits" and not own_data.is_own(name))
+_OWN = Need("dataset", own_data.is_own)
+_CSV = Need("dataset", lambda name: own_data.place_of(name)[0] == "csv")
+_FOLDER = Need("dataset", lambda name: own_data.place_of(name)[0] == "folder")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,9 +79,23 @@ class Experiment:
     dataset: str = setting(
         "The data. digits is embedded; the others come from tensorflow_datasets: "
         f"{', '.join(sorted(DATASETS.keys() - {'digits'}))}, or any other one whose examples have a "
-        "class label and an image or a text. $TFDS_DATA_DIR says where they are.",
+        "class label and an image or a text. $TFDS_DATA_DIR says where they are. Your own are "
+        "folder:PATH, with a folder of images or of .txt files for each class, and csv:PATH.",
         "digits",
         group="Data and model",
+    )
+    label: str | None = setting("The column of a CSV file that has the classes.", needs=(_CSV,))
+    columns: str | None = setting(
+        "A file that declares the columns of a CSV file, a line for each: 'age: number 0 100', 'job: "
+        "category teacher, nurse', 'id: ignore'. They have to be public knowledge.",
+        needs=(_CSV,),
+    )
+    test: str | None = setting(
+        "A folder or CSV file with the test examples; by default every fifth row of the data.",
+        needs=(_OWN,),
+    )
+    image_size: int = setting(
+        "The height and width to which the images of a folder are resized.", 32, needs=(_FOLDER,)
     )
     train_split: str | None = setting(
         "Other training examples, in the notation of tensorflow_datasets: test[:6080].",
@@ -304,7 +324,7 @@ def check_together(experiment: Experiment) -> None:
 
     It checks what would cost a download, and what the rest of tfdp does not check.
     """
-    check_name(experiment.dataset)
+    own_data.check_settings(experiment)
     check_model(experiment, kind_of(experiment.dataset))
     public = experiment.public_data or PUBLIC.get(experiment.dataset)
     if experiment.private and experiment.takes_public_data and experiment.dataset == public:
@@ -322,7 +342,12 @@ def check_together(experiment: Experiment) -> None:
 
 def check_model(experiment: Experiment, kind: str | None) -> None:
     """Raises ValueError if the network does not take examples of a kind; None accepts any."""
-    fitting = {"images": IMAGE_MODELS, "rows": TEXT_MODELS, "texts": WORD_MODELS}.get(kind or "")
+    fitting = {
+        "images": IMAGE_MODELS,
+        "rows": TEXT_MODELS,
+        "texts": WORD_MODELS,
+        "tables": TABLE_MODELS,
+    }.get(kind or "")
     if fitting is not None and experiment.model not in fitting:
         raise ValueError(
             f"--model={experiment.model} does not fit --dataset={experiment.dataset}, whose examples "

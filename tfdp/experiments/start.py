@@ -10,6 +10,7 @@ from tfdp._compat.keras import is_graph_of_layers
 from tfdp.account import LEDGER_KEY
 from tfdp.accounting import Ledger
 from tfdp.data.datasets import DATASETS
+from tfdp.experiments.own_data import place_of
 from tfdp.experiments.run_folder import read_record
 from tfdp.experiments.settings import NONE, Experiment
 from tfdp.layers import PublicExamples
@@ -64,7 +65,10 @@ def check_public(experiment: Experiment, path: str) -> str:
 
 
 def _source(dataset: str) -> str:
-    """The name under which tensorflow_datasets has the records of a data set, without its version."""
+    """The name of the records in tensorflow_datasets, without a version, or the path of own data."""
+    kind, path = place_of(dataset)
+    if kind is not None:
+        return os.path.realpath(path)
     spec = DATASETS.get(dataset)
     return ((spec.builder if spec else None) or dataset).partition(":")[0]
 

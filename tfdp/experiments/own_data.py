@@ -1,0 +1,153 @@
+"""A user's own data by --dataset: `folder:PATH` of images or texts, and `csv:PATH`.
+
+Without --test, every fifth row is for testing. Which rows these are follows from their order alone, so
+replacing a record moves no other one. Adding or removing one does, so that adjacency needs --test.
+
+This module imports neither TensorFlow nor Keras before data are loaded.
+"""
+
+import functools
+import os
+from pathlib import Path
+
+import numpy as np
+
+from tfdp.data import datasets
+from tfdp.experiments import tables
+
+KINDS = ("folder", "csv")
+# One row of so many is for testing.
+_PARTS = 5
+
+
+def place_of(dataset: str) -> tuple[str | None, str]:
+    """Returns ("folder" or "csv", the path), or (None, name) for a data set that has a name."""
+    kind, colon, path = dataset.partition(":")
+    return (kind, os.path.expanduser(path)) if colon and kind in KINDS else (None, dataset)
+
+
+def is_own(dataset: str) -> bool:
+    """Whether a data set is the user's own."""
+    return place_of(dataset)[0] is not None
+
+
+def kind_of(dataset: str) -> str | None:
+    """Returns what the examples are: "images", "rows", "texts", "tables" or, if unknown, None."""
+    kind, path = place_of(dataset)
+    if kind is None:
+        return datasets.kind_of(path)
+    if kind == "csv":
+        return "tables"
+    if not os.path.isdir(path):
+        return None  # an earlier run is read where its data are not
+    return "texts" if any(Path(path).glob("*/*.txt")) else "images"
+
+
+def check_settings(experiment) -> None:
+    """Raises ValueError for settings that a data set of the user does not go with."""
+    kind, path = place_of(experiment.dataset)
+    if kind is None:
+        datasets.check_name(path)
+        return
+    if not path:
+        raise ValueError(f"Expected --dataset={kind}:PATH. Received {experiment.dataset!r}.")
+    if kind == "csv" and experiment.label is None:
+        raise ValueError("--dataset=csv:PATH needs --label, the name of the column of classes.")
+    if experiment.test is None and experiment.adjacency == "add_or_remove_one":
+        raise ValueError(
+            "--adjacency=add_or_remove_one needs --test: without it, every fifth row is for testing, "
+            "and one row more or less would exchange the others."
+        )
+
+
+def check_files(experiment) -> None:
+    """Raises ValueError if a file or a folder of the data is missing."""
+    kind, path = place_of(experiment.dataset)
+    if kind is None:
+        return
+    exists = os.path.isdir if kind == "folder" else os.path.isfile
+    for name, given, there in (
+        ("dataset", path, exists),
+        ("test", experiment.test, exists),
+        ("columns", experiment.columns, os.path.isfile),
+    ):
+        if given is not None and not there(os.path.expanduser(given)):
+            what = "a folder" if there is os.path.isdir else "a file"
+            raise ValueError(f"--{name}: {given} is not {what}.")
+    if experiment.test is not None and os.path.samefile(path, os.path.expanduser(experiment.test)):
+        raise ValueError("--test names the training examples. Name others, or leave it out.")
+
+
+def load(experiment) -> datasets.Dataset:
+    """Loads the data of a user into memory.
+
+    Raises:
+        ValueError: files are missing, or columns are not declared, or values do not fit.
+    """
+    check_files(experiment)
+    kind, path = place_of(experiment.dataset)
+    read = _reader_of_table(experiment) if kind == "csv" else _reader_of_folder(experiment)
+    x, y, classes, preprocessing = read(path)
+    if experiment.test is None:
+        tests = np.arange(len(y)) % _PARTS == _PARTS - 1
+        if not tests.any():
+            raise ValueError(f"Expected at least {_PARTS} rows, or --test. Received {len(y)}.")
+        parts = x[~tests], y[~tests], x[tests], y[tests]
+        where = f"{path}; every fifth row is for testing"
+    else:
+        x_test, y_test, of_test, _ = read(os.path.expanduser(experiment.test))
+        if of_test != classes:
+            raise ValueError(f"Expected the classes {classes} in --test. Received {of_test}.")
+        parts = x, y, x_test, y_test
+        where = f"{path}, tested on {experiment.test}"
+    return datasets.Dataset(
+        experiment.dataset,
+        *parts,
+        num_classes=len(classes),
+        input_shape=x.shape[1:],
+        source=where,
+        preprocessing=preprocessing,
+    )
+
+
+def _reader_of_table(experiment):
+    columns, label = {}, experiment.label
+    if experiment.columns is not None:
+        columns = tables.read_columns(os.path.expanduser(experiment.columns))
+    preprocessing = (
+        f"Columns as declared in {experiment.columns}, which has to be public: numbers are clipped to "
+        "their ranges and scaled to [-1, 1]; words are one-hot, with a place for other words; missing "
+        "values have a place of their own."
+    )
+
+    def read(file):
+        table = tables.read_csv(file)
+        tables.check_declared(table, columns, label, file)
+        return *tables.encoded(table, columns, label), columns[label].values, preprocessing
+
+    return read
+
+
+def _reader_of_folder(experiment):
+    texts = kind_of(experiment.dataset) == "texts"
+    return _read_texts if texts else functools.partial(_read_images, size=experiment.image_size)
+
+
+def _read_images(path, size):
+    from tfdp.data.files import images_from_directory
+
+    source = images_from_directory(path, image_size=(size, size))
+    x, y, _ = source.rows(np.arange(len(source)))
+    preprocessing = (
+        f"Images are resized to {size} by {size} pixels, which are scaled from [0, 255] to [-1, 1]."
+    )
+    return x / np.float32(127.5) - 1, y, source.class_names, preprocessing
+
+
+def _read_texts(path):
+    from tfdp.data.files import texts_from_directory
+
+    source = texts_from_directory(path)
+    x, y, _ = source.rows(np.arange(len(source)))
+    texts = np.array([text.decode("utf-8", "replace") for text in x])
+    return texts, y, source.class_names, "Texts as they are."

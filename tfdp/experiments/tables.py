@@ -1,0 +1,174 @@
+"""Tables of CSV as rows of numbers, by columns that a file declares.
+
+A range, a vocabulary or a list of classes that is computed from private rows is a release that the
+accounting does not include. So nothing is learned from the rows: a file has a line for each column.
+
+    age: number 0 100
+    job: category teacher, nurse, "cook, baker"
+    id: ignore
+
+This module imports neither TensorFlow nor Keras.
+"""
+
+import csv
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+# The texts that stand for a missing value.
+MISSING = frozenset({"", "?", "NA", "N/A", "NaN", "nan", "NULL", "null"})
+_LINE = re.compile(r"(.+?)\s*:\s*(number|category|ignore)\b\s*(.*)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Number:
+    """A column of numbers: clipped to [low, high] and scaled to [-1, 1], and 1 where it is missing."""
+
+    low: float
+    high: float
+
+    def encode(self, texts: Sequence[str], name: str) -> np.ndarray:
+        """Returns float32 [rows, 2]; a missing number is the middle of the range."""
+        missing = np.array([text in MISSING for text in texts])
+        values = np.full(len(texts), (self.low + self.high) / 2)
+        for row in np.flatnonzero(~missing):
+            try:
+                values[row] = float(texts[row])
+            except ValueError:
+                raise ValueError(f"Column {name!r} has no number in row {row}.") from None
+        if np.isnan(values).any():
+            row = int(np.argmax(np.isnan(values)))
+            raise ValueError(f"Column {name!r} has no number in row {row}.")
+        scaled = (np.clip(values, self.low, self.high) - self.low) / (self.high - self.low)
+        return np.stack([2 * scaled - 1, missing], axis=1).astype(np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Category:
+    """A column of words: one-hot, with a place for other values and one for missing ones."""
+
+    values: tuple[str, ...]
+
+    def encode(self, texts: Sequence[str], name: str) -> np.ndarray:
+        """Returns float32 [rows, values + 2]."""
+        del name
+        places = {value: place for place, value in enumerate(self.values)}
+        other, missing = len(places), len(places) + 1
+        found = [places.get(text, missing if text in MISSING else other) for text in texts]
+        return np.eye(len(places) + 2, dtype=np.float32)[found]
+
+    def indices(self, texts: Sequence[str], name: str) -> np.ndarray:
+        """Returns the labels, int32; ValueError for a value that is not declared."""
+        for row, text in enumerate(texts):
+            if text not in self.values:
+                raise ValueError(
+                    f"The label {name!r} of row {row} is missing or is not one of the declared "
+                    f"classes: {', '.join(self.values)}."
+                )
+        return np.array([self.values.index(text) for text in texts], np.int32)
+
+
+def read_columns(path: str) -> dict[str, Number | Category | None]:
+    """Reads a file that declares columns; None stands for a column that is ignored."""
+    columns: dict[str, Number | Category | None] = {}
+    with open(path, encoding="utf-8") as lines:
+        for number, line in enumerate(map(str.strip, lines), 1):
+            if not line or line.startswith("#"):
+                continue
+            try:
+                name, column = _column(line)
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}: {error} Received {line!r}.") from error
+            if name in columns:
+                raise ValueError(f"{path}, line {number}: {name!r} is declared twice.")
+            columns[name] = column
+    return columns
+
+
+def _column(line: str) -> tuple[str, Number | Category | None]:
+    if (match := _LINE.fullmatch(line)) is None:
+        raise ValueError(
+            "Expected 'name: number LOW HIGH', 'name: category A, B' or 'name: ignore'."
+        )
+    name, kind, rest = match.groups()
+    if kind == "number":
+        low, high = map(float, rest.split()) if len(rest.split()) == 2 else (0.0, 0.0)
+        if not (-np.inf < low < high < np.inf):
+            raise ValueError("Expected the lowest and the highest number.")
+        return name, Number(low, high)
+    values = tuple(v.strip() for v in next(csv.reader([rest], skipinitialspace=True), []))
+    if kind == "category":
+        if not all(values) or len({*values}) != len(values) or len(values) < 1:
+            raise ValueError("Expected different values, separated by commas.")
+        return name, Category(values)
+    if rest:
+        raise ValueError("Nothing follows 'ignore'.")
+    return name, None
+
+
+def read_csv(path: str) -> dict[str, list[str]]:
+    """Reads a file with a header, as a list of texts for each column."""
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        rows = csv.reader(file, skipinitialspace=True)
+        names = [name.strip() for name in next(rows, [])]
+        if len({*names}) < len(names) or not names:
+            raise ValueError(f"Expected different names of columns in the first line of {path}.")
+        read = []
+        for row in filter(None, rows):
+            if len(row) != len(names):
+                raise ValueError(
+                    f"{path}, line {rows.line_num}, has {len(row)} values. Expected {len(names)}."
+                )
+            read.append([value.strip() for value in row])
+    if not read:
+        raise ValueError(f"{path} has no rows.")
+    return dict(zip(names, map(list, zip(*read, strict=True)), strict=True))
+
+
+def check_declared(
+    table: Mapping[str, Sequence[str]],
+    columns: Mapping[str, Number | Category | None],
+    label: str,
+    path: str,
+) -> None:
+    """Raises ValueError unless the declared columns are those of the table, with lines to write."""
+    if label not in table:
+        raise ValueError(f"{path} has no column {label!r}. It has {', '.join(table)}.")
+    if absent := [name for name in columns if name not in table]:
+        raise ValueError(f"{path} has no column {absent[0]!r}, which --columns declares.")
+    if lines := [_template(n, texts, label) for n, texts in table.items() if n not in columns]:
+        raise ValueError(
+            "Declare every column in a file, and name it with --columns. Ranges and categories have "
+            "to be public knowledge: values that were looked up in private rows are not, and the "
+            "statement does not cover them. Missing lines, with the types that the rows seem to "
+            "have:\n" + "\n".join(lines)
+        )
+    classes = columns[label]
+    if not isinstance(classes, Category) or len(classes.values) < 2:
+        raise ValueError(f"Expected the label to have classes: '{label}: category A, B'.")
+    if not any(column for name, column in columns.items() if name != label):
+        raise ValueError("Expected a column besides the label that is not ignored.")
+
+
+def _template(name: str, texts: Sequence[str], label: str) -> str:
+    try:
+        numbers = bool([float(text) for text in texts if text not in MISSING])
+    except ValueError:
+        numbers = False
+    return f"{name}: number LOW HIGH" if numbers and name != label else f"{name}: category A, B"
+
+
+def encoded(
+    table: Mapping[str, Sequence[str]],
+    columns: Mapping[str, Number | Category | None],
+    label: str,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the inputs, float32 [rows, width], and the labels, int32 [rows], of a table."""
+    inputs = [
+        column.encode(table[name], name)
+        for name, column in columns.items()
+        if column is not None and name != label
+    ]
+    return np.concatenate(inputs, axis=1), columns[label].indices(table[label], label)
