@@ -3,7 +3,7 @@
 import dataclasses
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection
 
 import keras
 import numpy as np
@@ -50,7 +50,7 @@ def load(experiment: Experiment) -> data.Dataset:
     )
 
 
-def hash_tokens(texts: Sequence[str], length: int, num_buckets: int = NUM_TOKENS) -> np.ndarray:
+def hash_tokens(texts: Collection[str], length: int, num_buckets: int = NUM_TOKENS) -> np.ndarray:
     """Turns texts into rows of token ids by a public hash.
 
     Nothing is learned from the private texts. A vocabulary built from them would be a release of its

@@ -33,7 +33,7 @@ class Number:
         """Returns float32 [rows, 2]; a missing number is the middle of the range."""
         missing = np.array([text in MISSING for text in texts])
         values = np.full(len(texts), (self.low + self.high) / 2)
-        for row in np.flatnonzero(~missing):
+        for row in np.flatnonzero(~missing).tolist():
             try:
                 values[row] = float(texts[row])
             except ValueError:
@@ -171,4 +171,6 @@ def encoded(
         for name, column in columns.items()
         if column is not None and name != label
     ]
-    return np.concatenate(inputs, axis=1), columns[label].indices(table[label], label)
+    classes = columns[label]
+    assert isinstance(classes, Category)  # as it was declared
+    return np.concatenate(inputs, axis=1), classes.indices(table[label], label)
