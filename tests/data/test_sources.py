@@ -87,8 +87,13 @@ def test_parts_are_of_the_same_rows():
     np.testing.assert_array_equal(train[5:10].take(np.array([3, 0, 3]))[0], X[[8, 5, 8]])
     np.testing.assert_array_equal(source[::-2].rows(np.array([0, 1]))[0], X[[19, 17]])
     np.testing.assert_array_equal(data.as_source((X, Y))[15:].in_memory()[0], X[15:])
+    some = source[np.array([7, 2, 9])]
+    np.testing.assert_array_equal(some.rows(np.array([0, 2]))[0], X[[7, 9]])
+    np.testing.assert_array_equal(source[np.array([2, 7])].rows(np.array([1]))[0], X[[7]])
     with pytest.raises(ValueError, match="rows"):
         source[20:]
+    with pytest.raises(ValueError, match="different indices"):
+        source[np.array([1, 1])]
     with pytest.raises(TypeError, match="parts"):
         source[3]
 

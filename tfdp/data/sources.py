@@ -84,13 +84,25 @@ class Source(abc.ABC):
         """All rows, where they are arrays in memory; else None."""
         return None
 
-    def __getitem__(self, part: slice) -> "Source":
-        """A part of the source, such as `source[:50_000]`; the rows stay where they are."""
-        if not isinstance(part, slice):
+    def __getitem__(self, part: slice | np.ndarray) -> "Source":
+        """A part of the source, such as `source[:50_000]`; the rows stay where they are.
+
+        Args:
+            part: a slice, or the indices of the rows, integers of shape [n], each once.
+        """
+        if isinstance(part, slice):
+            return Part(self, range(*part.indices(len(self))))
+        places = np.asarray(part)
+        if places.ndim != 1 or places.dtype.kind not in "iu":
             raise TypeError(
-                f"A source has parts, source[a:b], and rows, source.rows(indices). Received: {part!r}"
+                "A source has parts, source[a:b] or source[indices], and rows, source.rows(indices). "
+                f"Received: {part!r}"
             )
-        return Part(self, range(*part.indices(len(self))))
+        if len(np.unique(places)) < len(places) or not 0 <= places.min() <= places.max() < len(
+            self
+        ):
+            raise ValueError(f"Expected different indices from 0 to {len(self) - 1}.")
+        return Part(self, places)
 
     def map(self, function: Callable, *, python: bool = False) -> "Source":
         """The source with a function applied to every row that is read; see `Lots.map`."""
@@ -211,30 +223,36 @@ class Part(Source):
         places: where they are in it.
     """
 
-    def __init__(self, source: Source, places: range):
-        self._source, self._places = source, places
+    def __init__(self, source: Source, places: range | np.ndarray):
         if not len(places):
             raise ValueError(f"Expected a part with rows. Received none of {len(source)}.")
+        self._source, self._places = source, places
+        steps = [places.step] if isinstance(places, range) else np.diff(places)
+        self._increasing = bool(np.all(np.asarray(steps) > 0))
 
     def __len__(self) -> int:
         return len(self._places)
 
     def rows(self, indices: np.ndarray) -> tuple:
-        return self.take(indices) if self._places.step < 0 else self._source.rows(self._at(indices))
+        return self._source.rows(self._at(indices)) if self._increasing else self.take(indices)
 
     def take(self, indices: np.ndarray) -> tuple:
         return self._source.take(self._at(indices))
 
     def read(self, indices: np.ndarray) -> tuple | list[tuple]:
-        return self.rows(indices) if self._places.step < 0 else self._source.read(self._at(indices))
+        return self._source.read(self._at(indices)) if self._increasing else self.rows(indices)
 
     def _at(self, indices):
-        return self._places.start + self._places.step * indices
+        if isinstance(self._places, range):
+            return self._places.start + self._places.step * indices
+        return self._places[indices]
 
     def in_memory(self) -> tuple | None:
         places, held = self._places, self._source.in_memory()
         if held is None:
             return None
+        if not isinstance(places, range):
+            return each_array(lambda column: column[places], held)
         stop = places.stop if places.stop >= 0 else None
         part = slice(places.start, stop, places.step)
         return each_array(lambda column: column[part], held)
