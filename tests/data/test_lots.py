@@ -252,7 +252,7 @@ class TestRefusals:
             (np.zeros((4, 2)), np.zeros(5), "first dimension"),
             (np.zeros((0, 2)), np.zeros(0), "at least one example"),
             (np.float32(1), np.zeros(0), "at least one example"),
-            (np.array([None, "b"]), np.zeros(2), "numbers or texts"),
+            (np.array([None, "b"]), np.zeros(2), "numbers, or of texts"),
         ],
     )
     def test_arrays(self, x, y, match):
