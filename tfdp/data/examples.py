@@ -65,7 +65,7 @@ def rows_of_columns(columns: tuple) -> list[tuple]:
 def in_threads(function: Callable, values: Sequence) -> list:
     """Applies a function to values in a few threads, and returns the results in order."""
     size = min(_PART, -(-len(values) // _THREADS))
-    if _THREADS == 1 or size < 2:
+    if size < 2:
         return [function(value) for value in values]
     parts = [values[start : start + size] for start in range(0, len(values), size)]
     # A process that ends waits for what the threads were given, so they are not given all at once.
@@ -74,9 +74,8 @@ def in_threads(function: Callable, values: Sequence) -> list:
     return [made for some in done for part in some for made in part]
 
 
-# Python runs in one thread at a time, and the step needs cores, too: 256 small files took 37 ms in one
-# thread on two cores, and 64 in two or four.
-_THREADS = max(1, min(8, (os.cpu_count() or 1) // 2))
+# Python runs in one thread at a time; more threads than these only wait for files.
+_THREADS = min(8, 2 * (os.cpu_count() or 1))
 # Number of values that a thread is given at once.
 _PART = 16
 
