@@ -272,7 +272,7 @@ def shuffled_epochs_draw_with_replacement(draw, self, *given):
     return draws(self, *given)
 
 
-@fault("data.people:People.examples", "data/test_people.py")
+@fault("data.people:People.examples", "data/test_assembly.py")
 def the_first_examples_of_a_person_always_enter(choose, self, people, secret):
     return choose(self, people, bytes(16))
 
@@ -282,7 +282,7 @@ def all_examples_have_the_seed_of_the_first(seeds, hashes):
     return seeds(np.broadcast_to(hashes[:1], hashes.shape))
 
 
-@fault("data.permutation:LotSizes._drawn", "data/test_permutation.py")
+@fault("data.permutation:LotSizes._drawn", "data/test_draws.py")
 def half_of_the_units_are_in_each_half_of_the_lots(drawn, self, node, inside, left, both):
     return inside * left // both
 

@@ -138,7 +138,7 @@ class TestPeople:
             present = np.flatnonzero(weight)
             owners = collections.Counter(IDS[rows[present].astype(int)])
             assert all(count == {"a": 2, "b": 2, "c": 1}[who] for who, count in owners.items())
-            for pair in weight.reshape(-1, 2):  # a mean over two rows is that of those present
+            for pair in weight.reshape(-1, 2):  # weights of a mean over those present
                 assert pair.sum() in (0.0, 2.0)
 
     def test_all_examples_of_a_person_move_a_sum_by_one_clip_norm(self):

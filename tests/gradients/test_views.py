@@ -1,4 +1,4 @@
-"""Several rows of one example: their mean gradient is bounded, as that of one example."""
+"""The views of an example are averaged, and the average is clipped once."""
 
 import numpy as np
 import pytest

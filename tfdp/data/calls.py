@@ -55,7 +55,7 @@ class _Running:
         with self._changed:
             self._begun += 1
             if self._finished:
-                raise RuntimeError("The process ends, and no further row is read.")
+                raise RuntimeError("The process is exiting; no more rows are read.")
             self._number += 1
 
     def __exit__(self, *exception):

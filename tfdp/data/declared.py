@@ -13,7 +13,7 @@ class OncePerEpoch:
     once an epoch, and not once a step. tfdp cannot check this, so the privacy statement names it as an
     assumption. Nothing is amplified by sampling: with lots that tfdp draws, epsilon is smaller still.
 
-    The batches have to know their number, and an epoch of more or fewer raises.
+    The number of batches has to be known; an epoch with more or fewer raises an error.
 
     Attributes:
         batches: a `tf.data.Dataset` of batches, a `keras.utils.PyDataset`, or an iterable of batches

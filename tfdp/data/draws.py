@@ -69,7 +69,7 @@ def _weights(trials, a, b) -> tuple[int, list[int]]:
 def distinct(bits: Bits, count: int, limit: int) -> np.ndarray:
     """Draws a set of `count` of the integers 0, ..., limit - 1, each set as likely as any other.
 
-    Integers are drawn one after the other, and repetitions dropped, so the cost is that of the set.
+    It draws integers and drops repetitions, so the cost grows with the set and not with `limit`.
 
     Returns:
         The set in increasing order, int64 of shape [count].

@@ -160,7 +160,6 @@ class Lots:
     groups = property(lambda self: self.scheme.groups)
     source = property(lambda self: self._assembly.source)
     views = property(lambda self: self._assembly.views)
-    augmentations = property(lambda self: self._assembly.augmentations)
     mapped = property(lambda self: bool(self._assembly.functions))
 
     @property
@@ -181,7 +180,7 @@ class Lots:
                 sample_weight), and so is the result. The seed has two integers from 0 to 2**31 - 1,
                 for functions such as `tf.image.stateless_random_flip_left_right` or
                 `np.random.default_rng`. It follows from a secret, the step, the index of the example
-                and the number of the view, and is another one in each process.
+                and the number of the view; no seed of yours makes it known.
             python: False traces the function by TensorFlow, as `tf.data.Dataset.map` does. True calls
                 it as Python, in several threads, with NumPy arrays.
 
@@ -297,11 +296,7 @@ class Lots:
         dataset = self._computed(rows, all_arrays(spec), turn, start, order, packed)
         # Declares that the dataset is infinite, so that a trainer can require a number of steps.
         infinite = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
-        # Lots are drawn while a step runs. Splitting the work for all cores, which the step occupies,
-        # saves no processor time and makes a lot wait longer (1.2 ms against 0.7 on busy cores).
-        options = tf.data.Options()
-        options.threading.max_intra_op_parallelism = 1
-        dataset = dataset.apply(infinite).with_options(options).prefetch(2)
+        dataset = dataset.apply(infinite).prefetch(2)  # lots are drawn while a step runs
         dataset.tfdp_lots = self
         return dataset
 

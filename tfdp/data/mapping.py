@@ -18,7 +18,6 @@ import tensorflow as tf
 
 from tfdp.data.arrays import each_array
 from tfdp.data.examples import as_value, in_lots, in_threads, named_row, rows_of_columns, stacked
-from tfdp.data.sources import Source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,27 +127,3 @@ def _unpacked(made) -> tuple:
     if not isinstance(made, tuple):
         return made, None, None
     return tuple(keras.utils.unpack_x_y_sample_weight(made))
-
-
-class Mapped(Source):
-    """A source whose rows are computed from those of another one.
-
-    Args:
-        source: the other one.
-        function: a function without seed.
-    """
-
-    def __init__(self, source: Source, function: RowFunction):
-        if function.seeded:
-            raise ValueError(
-                "Expected a function of an example. Received one that takes a seed too, and a source "
-                "gives the same rows again and again. Use lots.map(f), where each step has its seeds."
-            )
-        self._source, self._function = source, function
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def rows(self, indices: np.ndarray) -> tuple:
-        seeds = np.zeros((len(indices), 2), np.int32)
-        return self._function(self._source.read(indices), seeds, indices)

@@ -12,9 +12,6 @@ import numpy as np
 from tfdp._validate import whole
 from tfdp.data.permutation import siphash
 
-# How a person's examples are kept: their rows in the order of people.
-_ROW = np.int64
-
 
 class People:
     """Whose each example is.
@@ -42,7 +39,7 @@ class People:
             )
         self.max_examples = whole("examples_per_person", max_examples, 1)
         self.num_rows = len(ids)
-        self._rows = np.argsort(ids, kind="stable").astype(_ROW, copy=False)
+        self._rows = np.argsort(ids, kind="stable")
         ordered = ids[self._rows]
         new = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
         self._starts = np.concatenate([[0], new, [len(ids)]])
@@ -64,8 +61,8 @@ class People:
         owners = np.repeat(np.arange(len(people)), counts)
         firsts = np.cumsum(counts) - counts
         rows = self._rows[np.arange(len(owners)) + (self._starts[people] - firsts)[owners]]
-        # The k smallest of a person's pseudorandom numbers.
-        by_score = np.lexsort((siphash(secret, rows.astype(np.uint64), owners), owners))
+        # Keeps the k rows whose hashes are the smallest of the person's.
+        by_score = np.lexsort((siphash(secret, rows), owners))
         ranks = np.arange(len(owners)) - firsts[owners]
         kept = ranks < k
         found = np.full((len(people), k), -1, np.int64)

@@ -13,9 +13,7 @@ drawn, what is done to a row, how a lot is filled up) is the same for all source
 """
 
 import abc
-import functools
 import hashlib
-import itertools
 import mmap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -39,6 +37,7 @@ from tfdp.data.examples import (
     stacked,
     values_of,
 )
+from tfdp.data.mapping import RowFunction
 
 # A row that names a source that is not held in memory: its first value and the number of these rows.
 _FINGERPRINT_ROWS = 1000
@@ -98,25 +97,14 @@ class Source(abc.ABC):
                 "A source has parts, source[a:b] or source[indices], and rows, source.rows(indices). "
                 f"Received: {part!r}"
             )
-        if len(np.unique(places)) < len(places) or not 0 <= places.min() <= places.max() < len(
-            self
-        ):
+        known = np.unique(places)
+        if len(known) < len(places) or (len(known) and not 0 <= known[0] <= known[-1] < len(self)):
             raise ValueError(f"Expected different indices from 0 to {len(self) - 1}.")
         return Part(self, places)
 
     def map(self, function: Callable, *, python: bool = False) -> "Source":
         """The source with a function applied to every row that is read; see `Lots.map`."""
-        from tfdp.data.mapping import Mapped, RowFunction
-
         return Mapped(self, RowFunction(function, python=python))
-
-    @functools.cached_property
-    def spec(self) -> tuple:
-        """The structure of a row: `tf.TensorSpec`s without the axis of rows, as lots have them."""
-        first = self.rows(np.zeros(1, np.int64))
-        return each_array(
-            lambda column: tf.TensorSpec(column.shape[1:], dtype_in_lots(column)), first
-        )
 
     def fingerprint(self) -> str:
         """Returns a digest of length, types and rows, as secret as the rows.
@@ -186,9 +174,8 @@ class Records(Source):
         return stacked(self.read(indices), indices)
 
     def read(self, indices: np.ndarray) -> list[tuple]:
-        records = self._records_at(indices.tolist())
-        examples = zip(indices, itertools.repeat(self._example), records)
-        return [named_row(*each) for each in examples]
+        pairs = zip(indices, self._records_at(indices.tolist()), strict=True)
+        return [named_row(index, self._example, record) for index, record in pairs]
 
     def _records_at(self, indices: list[int]) -> Iterable:
         if not hasattr(self._records, "__getitems__"):
@@ -256,6 +243,30 @@ class Part(Source):
         stop = places.stop if places.stop >= 0 else None
         part = slice(places.start, stop, places.step)
         return each_array(lambda column: column[part], held)
+
+
+class Mapped(Source):
+    """A source whose rows are computed from those of another one.
+
+    Args:
+        source: the other one.
+        function: a function without seed.
+    """
+
+    def __init__(self, source: Source, function: RowFunction):
+        if function.seeded:
+            raise ValueError(
+                "Expected a function of an example. Received one that takes a seed too, and a source "
+                "gives the same rows again and again. Use lots.map(f), where each step has its seeds."
+            )
+        self._source, self._function = source, function
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def rows(self, indices: np.ndarray) -> tuple:
+        seeds = np.zeros((len(indices), 2), np.int32)
+        return self._function(self._source.read(indices), seeds, indices)
 
 
 class Weighted(Source):

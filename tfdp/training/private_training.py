@@ -164,11 +164,11 @@ class PrivateTraining(SavedWithLedger):
             account.training = None
             training.close()
 
-    def evaluate(self, x=None, y=None, batch_size=None, **kwargs):
+    def evaluate(self, x=None, y=None, batch_size=None, *args, **kwargs):
         """`keras.Model.evaluate`; `x` may also be a source of examples (`tfdp.data.as_source`)."""
         if is_source(x):
             x = in_order(x, batch_size)
-        return super().evaluate(x, y, batch_size=batch_size, **kwargs)
+        return super().evaluate(x, y, batch_size, *args, **kwargs)
 
     def train_on_batch(self, x, y=None, sample_weight=None, **kwargs):
         """Takes one private step on one batch, accounted without amplification by sampling."""
