@@ -54,14 +54,17 @@ class _Running:
     def __enter__(self):
         with self._changed:
             self._begun += 1
-            if self._finished:
-                raise RuntimeError("The process is exiting; no more rows are read.")
+            self.check()
             self._number += 1
 
     def __exit__(self, *exception):
         with self._changed:
             self._number -= 1
             self._changed.notify_all()
+
+    def check(self):
+        if self._finished:
+            raise RuntimeError("The process is exiting; no more rows are read.")
 
     def finish(self):
         with self._changed:
@@ -74,4 +77,5 @@ class _Running:
 
 
 _running = _Running()
+check_running = _running.check  # raises RuntimeError when the process exits
 atexit.register(_running.finish)
