@@ -197,3 +197,17 @@ class TestDatasets:
         ):
             with pytest.raises(ValueError, match=message):
                 data.make_lots("poisson", dataset, lot_size=1)
+
+
+def test_a_source_that_gives_another_number_of_rows_is_refused():
+    class Short(Records):
+        def __getitems__(self, indices):
+            return [self[index] for index in indices[1:]]
+
+    with pytest.raises(ValueError, match="shorter"):
+        data.as_source(Short()).rows(np.array([1, 2, 3]))
+
+
+def test_evaluate_takes_its_arguments_in_the_order_of_keras():
+    model = seeded()
+    assert model.evaluate(X, Y, 8, 0) == pytest.approx(model.evaluate(Records(), None, 8, 0))
