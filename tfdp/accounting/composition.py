@@ -172,7 +172,7 @@ def _guarantee(
 
 
 _DIFFERENT_UNITS = (
-    "Some steps drew people and others examples, so they do not protect the same. Pass "
+    "Some steps drew people and others single examples, so no one guarantee covers both. Pass "
     "max_examples_per_user, the largest number of a person's examples, for a guarantee for people."
 )
 

@@ -8,8 +8,8 @@ from typing import Any
 class OncePerEpoch:
     """Declares that batches of your own hold each example at most once in an epoch.
 
-    That is so if a pipeline reads each example once, shuffles without replacement and does not repeat:
-    Keras begins it anew in every epoch. `fit` takes it in place of the batches. An example then counts
+    This holds if a pipeline reads each example once, shuffles without replacement and does not repeat;
+    Keras restarts it in every epoch. `fit` takes it in place of the batches. An example then counts
     once an epoch, and not once a step. tfdp cannot check this, so the privacy statement names it as an
     assumption. Nothing is amplified by sampling: with lots that tfdp draws, epsilon is smaller still.
 

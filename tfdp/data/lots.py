@@ -173,7 +173,7 @@ class Lots:
 
         The lots stay lots: the same scheme, and draws that no other iterator has. Functions run while
         a step computes. A function sees one example, so it cannot mix examples; what it reads or draws
-        from elsewhere is an assumption that the statement names.
+        elsewhere is an assumption that the statement names.
 
         Args:
             function: `f(example)` or `f(example, seed)`. An example is x, (x, y) or (x, y,
