@@ -164,9 +164,17 @@ def test_an_error_of_a_row_names_the_row():
             raise OSError("disk")
         return X[index], Y[index]
 
-    model = seeded()
-    with pytest.raises(Exception, match=r"row 7 of the source"):
-        model.fit(Records(broken), batch_size=20, verbose=0)
+    model, source, fine = seeded(), Records(broken), {"x": X, "y": Y}
+    for use in (
+        lambda: model.fit(source, batch_size=20, verbose=0),
+        lambda: model.fit(**fine, validation_data=source, verbose=0),
+        lambda: model.evaluate(source, verbose=0),
+        lambda: model.predict(source, verbose=0),
+    ):
+        with pytest.raises(OSError, match="disk") as raised:
+            use()
+        assert raised.value.__notes__ == ["(row 7 of the source)"]
+    model.fit(**fine, verbose=0)  # nothing is left over
 
 
 class TestDatasets:

@@ -305,6 +305,10 @@ def test_numbers_that_are_not_finite_are_refused_with_their_row(argument):
     model = small()
     with pytest.raises(ValueError, match=f"`{argument}`.* row 5"):
         model.fit(**given, verbose=0)
+    if argument != "validation_data":
+        lots = tfdp.data.make_lots("poisson", given["x"], given["y"], lot_size=4)
+        with pytest.raises(ValueError, match=f"`{argument}`.* row 5"):
+            model.fit(lots, verbose=0)
     assert steps(model) == 0
 
 

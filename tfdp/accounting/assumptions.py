@@ -80,7 +80,8 @@ DECLARED: Table = {
         always,
         "The number of steps, over all calls of fit, was fixed beforehand or declared by "
         "privacy.plan. Stopping earlier, or choosing among the weights, by released values or by "
-        "held-out data is covered.",
+        "held-out data is covered. Nobody compared held-out records with those of the training: none "
+        "may be in both.",
     ),
     "sizes": (
         lambda run, _: not (run.sampling.nominal or isinstance(run.sampling, Unknown)),
@@ -119,8 +120,8 @@ DECLARED: Table = {
     "public examples": (
         lambda run, _: run.contribution.public_examples > 0,
         "The {run.contribution.public_examples} public examples that normalization used "
-        "were "
-        "chosen and prepared without looking at the private ones.",
+        "were chosen and prepared without looking at the private ones, and none is a private one "
+        "(only arrays in memory were compared).",
     ),
     "users": (
         lambda run, _: run.contribution.max_examples_per_user > 1,

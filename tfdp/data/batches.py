@@ -5,8 +5,10 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tfdp.data.arrays import texts_as_tensors
+from tfdp.data.calls import Calls
 from tfdp.data.sources import Source, as_source
 
 
@@ -27,7 +29,7 @@ class SourceBatches(keras.utils.PyDataset):
 
     def __init__(self, source: Source, batch_size: int = 32):
         super().__init__()
-        self._source, self._batch_size = source, batch_size
+        self._source, self._batch_size, self._calls = source, batch_size, Calls()
 
     def __len__(self) -> int:
         return -(-len(self._source) // self._batch_size)
@@ -35,7 +37,11 @@ class SourceBatches(keras.utils.PyDataset):
     def __getitem__(self, index: int):
         first = index * self._batch_size
         rows = np.arange(first, min(first + self._batch_size, len(self._source)))
-        return keras.utils.pack_x_y_sample_weight(*self._source.rows(rows))
+        return keras.utils.pack_x_y_sample_weight(*self._calls.call(self._source.rows, rows))
+
+    def cause_of(self, error: tf.errors.OpError) -> Exception:
+        """Returns the exception of the source that TensorFlow turned into `error`."""
+        return self._calls.cause_of(error)
 
 
 def in_order(data: Any, batch_size: int | None) -> SourceBatches:

@@ -209,7 +209,8 @@ def _combined(sources, files, recipes) -> tuple[dict[str, Any], tuple[str, ...]]
     if files or recipes is None:
         return values, tuple(files)
     complete = _DEFAULTS | values
-    path = recipes / f"{complete['dataset']}_{complete['mechanism']}.cfg".replace("/", "-")
+    name = complete["dataset"].removeprefix(own_data.TFDS)
+    path = recipes / f"{name}_{complete['mechanism']}.cfg".replace("/", "-")
     if not path.exists():
         return values, ()
     recipe, _ = _source([f"--flagfile={path}"], f"In {path}: ")

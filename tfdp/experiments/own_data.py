@@ -16,6 +16,8 @@ from tfdp.data import datasets
 from tfdp.experiments import tables
 
 KINDS = ("folder", "csv")
+# What may stand before the name of a data set of `tensorflow_datasets`.
+TFDS = "tfds:"
 # One row of so many is for testing.
 _PARTS = 5
 

@@ -17,7 +17,7 @@ from tfdp.accounting.command import common
 from tfdp.accounting.mechanisms import NoMechanism, mechanism_class
 from tfdp.data.datasets import DATASETS
 from tfdp.experiments import own_data
-from tfdp.experiments.own_data import kind_of
+from tfdp.experiments.own_data import TFDS, kind_of
 from tfdp.experiments.public_data import PUBLIC
 from tfdp.models import MODELS, NORMALIZATIONS, PRIVATE_BATCH
 
@@ -79,8 +79,9 @@ class Experiment:
     dataset: str = setting(
         "The data. digits is embedded; the others come from tensorflow_datasets: "
         f"{', '.join(sorted(DATASETS.keys() - {'digits'}))}, or any other one whose examples have a "
-        "class label and an image or a text. $TFDS_DATA_DIR says where they are. Your own are "
-        "folder:PATH, with a folder of images or of .txt files for each class, and csv:PATH.",
+        "class label and an image or a text, by NAME or tfds:NAME. $TFDS_DATA_DIR says where they are. "
+        "Your own are folder:PATH, with a folder of images or of .txt files for each class, and csv:PATH; "
+        "both are read into memory.",
         "digits",
         group="Data and model",
     )
@@ -308,6 +309,8 @@ class Experiment:
     def __post_init__(self):
         if self.private and self.epsilon is None and self.noise_multiplier is None:
             object.__setattr__(self, "epsilon", common.USUAL_EPSILON)  # the dataclass is frozen
+        if isinstance(self.dataset, str):
+            object.__setattr__(self, "dataset", self.dataset.removeprefix(TFDS))
         values = vars(self)
         for name, known in SETTINGS.items():
             known.check(values[name])

@@ -163,20 +163,17 @@ class Feeder:
             made = _feed_of_epochs if declared else _feed_of_batches
             feed = made(given, physical_batch_size, steps_per_epoch)
             return dataclasses.replace(feed, validation_data=validation_data)
-        if lots is None:
+        if lots is not None:
+            _check_arrays(model, lots.in_memory())
+        else:
             source = as_source(x, y, sample_weight)
-            for values, name in zip(
-                source.in_memory() or (), ("x", "y", "sample_weight"), strict=False
-            ):
-                check_finite(values, name)
+            _check_arrays(model, source.in_memory())
             if validation_split and validation_data is None:
                 source, validation_data = split_last(source, validation_split, batch_size)
             if class_weight is not None:
                 source = Weighted(
                     source, lambda labels: class_weight_to_sample_weights(labels, class_weight)
                 )
-            if (held := source.in_memory()) is not None:
-                check_targets(model, *held[:2])
             lot_size = _lot_size(batch_size, len(source), steps_per_epoch)
             steps_per_epoch = _at_most_once(steps_per_epoch, len(source), lot_size)
             lots = make_lots(
@@ -208,6 +205,14 @@ class Feeder:
         words = [self._seed, self._fed, int(model.optimizer.iterations.numpy())]
         self._fed += 1
         return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
+
+
+def _check_arrays(model, rows):
+    """Checks inputs, targets and weights, where they are arrays in memory."""
+    for values, name in zip(rows or (), ("x", "y", "sample_weight"), strict=False):
+        check_finite(values, name)
+    if rows is not None:
+        check_targets(model, *rows[:2])
 
 
 def feed_of(data: Lots | tf.data.Dataset, physical_batch_size: int | None = None) -> Feed:

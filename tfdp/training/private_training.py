@@ -12,8 +12,9 @@ from absl import logging
 
 from tfdp._validate import whole
 from tfdp.accounting.sampling import Unknown
+from tfdp.data import Lots
 from tfdp.data.arrays import common_length, in_floatx
-from tfdp.data.batches import in_order
+from tfdp.data.batches import SourceBatches, in_order
 from tfdp.data.sources import is_source
 from tfdp.training.backup import backup_among
 from tfdp.training.building import build_for
@@ -154,12 +155,8 @@ class PrivateTraining(SavedWithLedger):
         self._check_trainable()
         training = account.training = Training(self, account, feed, *arguments)
         try:
-            yield training
-        except tf.errors.OpError as error:
-            cause = error if feed.lots is None else feed.lots.cause_of(error)
-            if cause is error:
-                raise
-            raise cause from None
+            with _causes_of(feed.lots, feed.validation_data):
+                yield training
         finally:
             account.training = None
             training.close()
@@ -168,7 +165,15 @@ class PrivateTraining(SavedWithLedger):
         """`keras.Model.evaluate`; `x` may also be a source of examples (`tfdp.data.as_source`)."""
         if is_source(x):
             x = in_order(x, batch_size)
-        return super().evaluate(x, y, batch_size, *args, **kwargs)
+        with _causes_of(x):
+            return super().evaluate(x, y, batch_size, *args, **kwargs)
+
+    def predict(self, x, batch_size=None, *args, **kwargs):
+        """`keras.Model.predict`; `x` may also be a source of examples (`tfdp.data.as_source`)."""
+        if is_source(x):
+            x = in_order(x, batch_size)
+        with _causes_of(x):
+            return super().predict(x, batch_size, *args, **kwargs)
 
     def train_on_batch(self, x, y=None, sample_weight=None, **kwargs):
         """Takes one private step on one batch, accounted without amplification by sampling."""
@@ -237,6 +242,18 @@ class PrivateTraining(SavedWithLedger):
         with tf.init_scope():  # it reads values of layers, which have none inside of a trace
             refuse_mixing_layers(self, privacy.public_preprocessing)
         return private_step(self, privacy.account.session, data, privacy.engine, privacy.collected)
+
+
+@contextlib.contextmanager
+def _causes_of(*data):
+    """Context that raises an exception of a source as it was, and not as TensorFlow's text of it."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        for each in data:
+            if isinstance(each, Lots | SourceBatches) and each.cause_of(error) is not error:
+                raise each.cause_of(error) from None
+        raise
 
 
 def _refuse_to_resume(feed):
