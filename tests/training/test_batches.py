@@ -5,6 +5,7 @@ import itertools
 import keras
 import numpy as np
 import pytest
+import scipy.sparse
 import tensorflow as tf
 from helpers import data, private, sgd, steps, weights
 
@@ -202,15 +203,16 @@ def test_batches_without_rows_or_shapes_are_refused():
     types = (tf.float32, tf.int64)
     unknown = tf.data.Dataset.from_generator(lambda: iter([(x, y)]), output_types=types)
     cases = [
-        tf.data.Dataset.from_tensor_slices((x, y)),
-        zip(x, y[:, None], strict=True),
-        unknown,
-        iter([]),
-        iter([(tf.sparse.from_dense(x), y)]),
+        (tf.data.Dataset.from_tensor_slices((x, y)), "at least one batch"),
+        (zip(x, y[:, None], strict=True), "at least one batch"),
+        (unknown, "shape"),
+        (iter([]), "at least one batch"),
+        (iter([(tf.sparse.from_dense(x), y)]), "dense"),
+        (iter([(scipy.sparse.csr_matrix(x), y)]), "dense"),
     ]
-    for given in cases:
+    for given, message in cases:
         model = small()
-        with pytest.raises((ValueError, TypeError)):
+        with pytest.raises((ValueError, TypeError), match=message):
             model.fit(given, verbose=0)
         assert steps(model) == 0
 

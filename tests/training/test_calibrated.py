@@ -91,11 +91,30 @@ def test_the_configuration_is_kept_and_the_noise_is_that_of_noise_for():
         tf.data.Dataset.from_tensor_slices((X, Y)).batch(L, drop_remainder=True),
         make_lots("cyclic", X, Y, lot_size=L).as_dataset(),
         (X, Y, np.ones(N, "float32")),
+        tfdp.data.as_source((X, Y)),
+        tfdp.data.OncePerEpoch(tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(N).batch(L)),
     ],
-    ids=["dataset", "dataset of lots", "weighted arrays"],
+    ids=["dataset", "dataset of lots", "weighted arrays", "source", "once per epoch"],
 )
 def test_other_data(data):
-    assert 1.98 < trained(calibrated(data=data)).epsilon <= 2.0
+    size = {"batch_size": L} if isinstance(data, tfdp.data.Source) else {}
+    assert 1.98 < trained(calibrated(data=data, **size)).epsilon <= 2.0
+
+
+@pytest.mark.parametrize("declared", [False, True])
+def test_a_cached_dataset_of_unknown_batches_keeps_all_of_them(declared):
+    """TensorFlow takes a cache that was begun and dropped for the whole of the data."""
+
+    def batches():
+        for first in range(0, N, L):
+            yield X[first : first + L], Y[first : first + L]
+
+    types = (tf.TensorSpec((None, 3), tf.float32), tf.TensorSpec((None,), tf.int32))
+    dataset = tf.data.Dataset.from_generator(batches, output_signature=types)
+    dataset = dataset.apply(tf.data.experimental.assert_cardinality(N // L)).cache()
+    found = calibrated(data=tfdp.data.OncePerEpoch(dataset) if declared else dataset)
+    assert 1.98 < trained(found).epsilon <= 2.0
+    assert int(found.optimizer.iterations) == found.model.privacy.steps_taken == 4
 
 
 def built():

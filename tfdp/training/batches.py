@@ -136,7 +136,7 @@ _NOT_DENSE = (tf.SparseTensor, tf.SparseTensorSpec, tf.RaggedTensor, tf.RaggedTe
 def _rows(batch) -> int | None:
     """The number of rows of a batch, or of the type of batches; None if the type does not say it."""
     leaves = [leaf for leaf in tf.nest.flatten(batch) if hasattr(leaf, "shape")]
-    if any(isinstance(leaf, _NOT_DENSE) for leaf in leaves):
+    if any(isinstance(leaf, _NOT_DENSE) or hasattr(leaf, "toarray") for leaf in leaves):
         raise ValueError(
             "Expected batches of dense tensors, since lots are padded to one number of rows. Received "
             "sparse or ragged ones. Make them dense: x.toarray(), tf.sparse.to_dense(x), x.to_tensor()."

@@ -6,9 +6,10 @@ import keras
 import tensorflow as tf
 from absl import logging
 
+from tfdp._compat.tensorflow import Begun
 from tfdp._validate import positive, refuse, whole
 from tfdp.accounting import PrivacyBudget, delta_warning, noise_for
-from tfdp.data import Lots, as_source, make_lots
+from tfdp.data import Lots, OncePerEpoch, as_source, make_lots
 from tfdp.data.sources import is_source
 from tfdp.optimizers import DPKerasOptimizer, make_dp_optimizer_class
 from tfdp.training.batches import is_batches
@@ -24,7 +25,7 @@ class Calibrated(NamedTuple):
     Attributes:
         model: the model, private and with its budget; not compiled.
         optimizer: the private optimizer with the calibrated noise, for `model.compile`.
-        data: what `model.fit` trains on: `tfdp.data.Lots`, or the dataset that was given.
+        data: what `model.fit` trains on: `tfdp.data.Lots`, or the batches that were given.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -41,7 +42,7 @@ class Calibrated(NamedTuple):
 
     model: keras.Model
     optimizer: DPKerasOptimizer
-    data: Lots | tf.data.Dataset
+    data: Lots | tf.data.Dataset | OncePerEpoch
 
 
 def make_private_with_epsilon(
@@ -70,8 +71,9 @@ def make_private_with_epsilon(
         optimizer: a Keras optimizer or its name, such as "adam", which becomes private by DP-SGD's
             noise; or a private optimizer of any mechanism, whose noise multiplier is replaced. It is
             not changed, and its seed is not taken over.
-        data: arrays (x, y) or (x, y, sample_weight); `tfdp.data.Lots`; or a `tf.data.Dataset` of
-            batches, which is accounted without amplification by sampling.
+        data: arrays (x, y) or (x, y, sample_weight), or another source of examples; `tfdp.data.Lots`;
+            or a `tf.data.Dataset` of batches, which is accounted without amplification by sampling, or
+            `tfdp.data.OncePerEpoch` of batches.
         epsilon: the budget, above 0.
         delta: the probability parameter, in (0, 1); a warning says so if it is not below 1/N.
         epochs: number of passes over the data that are planned, above 0; it is rounded to steps.
@@ -108,7 +110,8 @@ def make_private_with_epsilon(
     optimizer = _private(optimizer, l2_norm_clip, noise_multiplier=1.0)
     physical = settings.get("physical_batch_size")
     data = _lots(data, batch_size, sampling, physical, optimizer)
-    build_for(model, data.spec[0] if isinstance(data, Lots) else data)
+    feed = feed_of(data, physical)
+    build_for(model, data.spec[0] if isinstance(data, Lots) else feed.dataset)
     model = make_private(model, **settings)
     if model.privacy.ledger.runs:
         raise ValueError(
@@ -116,15 +119,15 @@ def make_private_with_epsilon(
             "budget would exceed it. Expected fresh weights; or use tfdp.accounting.noise_for with "
             "what is left."
         )
-    feed = feed_of(data, physical)
-    per_epoch = data.steps_per_epoch if isinstance(data, Lots) else feed.steps or 1
-    steps = max(1, round(epochs * per_epoch))
+    steps = max(1, round(epochs * (feed.steps or 1)))
     run = planned_run(model, feed, steps, optimizer, model.privacy.account.start)
     too_large = delta_warning(delta, run.sampling.num_examples)
     if too_large:
         logging.warning("%s", too_large)
     noise = noise_for(budget.epsilon, budget.delta, run, kind, adjacency)
     model.privacy.ledger.add_budget(budget)
+    if isinstance(feed.dataset, Begun):  # the size of its batches was unknown, so one was looked at
+        data = OncePerEpoch(feed.dataset) if isinstance(data, OncePerEpoch) else feed.dataset
     return Calibrated(model, _private(optimizer, None, noise_multiplier=noise), data)
 
 
@@ -144,10 +147,10 @@ def _private(optimizer, l2_norm_clip, noise_multiplier) -> DPKerasOptimizer:
     return kind.from_config(config | {"noise_multiplier": noise_multiplier})
 
 
-def _lots(data, batch_size, sampling, physical_batch_size, optimizer) -> Lots | tf.data.Dataset:
-    """Returns the lots of arrays; lots and datasets as they are."""
+def _lots(data, batch_size, sampling, physical_batch_size, optimizer):
+    """Returns the lots of arrays; lots, datasets and declarations as they are."""
     lots = data if isinstance(data, Lots) else getattr(data, "tfdp_lots", None)
-    if lots is not None or isinstance(data, tf.data.Dataset):
+    if lots is not None or isinstance(data, tf.data.Dataset | OncePerEpoch):
         if batch_size is not None:
             refuse(
                 "batch_size", "None, since the data have one", batch_size, "Leave batch_size out."

@@ -215,11 +215,13 @@ def _check_arrays(model, rows):
         check_targets(model, *rows[:2])
 
 
-def feed_of(data: Lots | tf.data.Dataset, physical_batch_size: int | None = None) -> Feed:
+def feed_of(
+    data: Lots | tf.data.Dataset | OncePerEpoch, physical_batch_size: int | None = None
+) -> Feed:
     """Returns how steps draw from lots, or from a dataset of batches whose length is known.
 
     Args:
-        data: lots; or batches, the first of which has to be the largest.
+        data: lots; or batches, the first of which has to be the largest, with a declaration or without.
         physical_batch_size: number of rows in one chunk; None takes the size from the lots, or
             processes a lot as a whole.
 
@@ -228,6 +230,8 @@ def feed_of(data: Lots | tf.data.Dataset, physical_batch_size: int | None = None
     """
     if isinstance(data, Lots):
         return feed_of_lots(data, physical_batch_size)
+    if isinstance(data, OncePerEpoch):
+        return _feed_of_epochs(batches_of(_declared_batches(data)), physical_batch_size, None)
     feed = _feed_of_batches(batches_of(data), physical_batch_size, None)
     if feed.steps is None:
         raise ValueError(_LENGTH)
