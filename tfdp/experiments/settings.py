@@ -80,8 +80,8 @@ class Experiment:
         "The data. digits is embedded; the others come from tensorflow_datasets: "
         f"{', '.join(sorted(DATASETS.keys() - {'digits'}))}, or any other one whose examples have a "
         "class label and an image or a text, by NAME or tfds:NAME. $TFDS_DATA_DIR says where they are. "
-        "Your own are folder:PATH, with a folder of images or of .txt files for each class, and csv:PATH; "
-        "both are read into memory.",
+        "Your own are folder:PATH, with a folder of images or of .txt files for each class, and "
+        "csv:PATH; both are read into memory.",
         "digits",
         group="Data and model",
     )
