@@ -24,7 +24,8 @@ LEVELS = [
     ["layers", "noise"],
     ["accounting", "data"],
     ["_compat", "_files", "_interruptions", "_registration", "_settings"],
-    ["_lazy", "_palette", "_validate"],
+    ["_lazy"],
+    ["_palette", "_validate"],
 ]
 # Commands that stand above all rooms, in whichever folder they are.
 COMMANDS = {"tfdp.auditing.__main__"}

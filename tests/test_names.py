@@ -8,9 +8,22 @@ import tfdp
 def test_names_of_tensorflow_privacy():
     assert tfdp.VectorizedDPKerasSGDOptimizer is tfdp.DPKerasSGDOptimizer
     assert tfdp.make_vectorized_keras_optimizer_class is tfdp.make_dp_optimizer_class
-    for name in ("DPModel", "DPSequential"):
+    for name in ("DPModel", "DPSequential", "PrivacyEngine"):
         with pytest.raises(AttributeError, match="make_private"):
             getattr(tfdp, name)
+
+
+def test_the_nearest_name_is_told():
+    for module, name, meant in (
+        (tfdp, "make_privat", "'make_private'"),
+        (tfdp.optimizers, "DPAdamGaussianOptimizer", "'DPKerasAdamOptimizer'"),
+        (tfdp.layers, "NoisyConv2d", "'NoisyConv2D'"),
+    ):
+        with pytest.raises(AttributeError, match=f"Did you mean {meant}"):
+            getattr(module, name)
+    for name, meant in (("beta1", "beta_1"), ("lr", "learning_rate")):
+        with pytest.raises(TypeError, match=f"no argument '{name}'. Did you mean '{meant}'"):
+            tfdp.DPKerasAdamOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0, **{name: 0.1})
 
 
 def test_dir_shows_the_public_names():

@@ -19,6 +19,7 @@ Example:
 import importlib
 
 from tfdp import _registration
+from tfdp._validate import did_you_mean
 
 __version__ = "0.1.0"
 
@@ -82,7 +83,8 @@ def __getattr__(name):
     elif name.endswith("Optimizer") and not name.startswith("_"):
         value = getattr(importlib.import_module("tfdp.optimizers"), name)
     else:
-        remedy = _MAKE_PRIVATE if name in ("DPModel", "DPSequential") else ""
+        asks = name in ("DPModel", "DPSequential", "PrivacyEngine")
+        remedy = _MAKE_PRIVATE if asks else f".{did_you_mean(name, __all__)}"
         raise AttributeError(f"module 'tfdp' has no attribute {name!r}{remedy}")
     globals()[name] = value
     return value

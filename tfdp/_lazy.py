@@ -4,6 +4,8 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping
 
+from tfdp._validate import did_you_mean
+
 
 def importing(package: str, modules: Mapping[str, str]) -> tuple[Callable, Callable]:
     """Returns the functions `__getattr__` and `__dir__` of a package.
@@ -15,7 +17,8 @@ def importing(package: str, modules: Mapping[str, str]) -> tuple[Callable, Calla
 
     def get(name):
         if name not in modules:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            meant = did_you_mean(name, modules)
+            raise AttributeError(f"module {package!r} has no attribute {name!r}.{meant}")
         value = getattr(importlib.import_module(f"{package}.{modules[name]}"), name)
         setattr(sys.modules[package], name, value)
         return value

@@ -269,3 +269,29 @@ def test_an_average_of_weights_is_refused():
 
     with pytest.raises(ValueError, match="average"):
         check(compiled(Averages(3)))
+
+
+ROWS_WRITTEN = {
+    "layer": (lambda rows: lambda x: ops.reshape(x, (rows, 3, 1)), "mse"),
+    "loss": (
+        lambda rows: lambda x: ops.expand_dims(x, -1),
+        lambda rows: lambda t, p: ops.sum((ops.reshape(t, (rows, 1)) - p) ** 2, -1),
+    ),
+}
+
+
+@pytest.mark.parametrize("where", ROWS_WRITTEN)
+def test_a_number_of_rows_that_is_written_in_is_refused_and_trains_with_minus_one(where):
+    layer, loss = ROWS_WRITTEN[where]
+
+    def trained(rows):
+        function = loss if isinstance(loss, str) else loss(rows)
+        reshaped = layers.Lambda(layer(rows), output_shape=(3, 1))
+        network = keras.Sequential([keras.Input((3,)), reshaped, layers.Flatten(), layers.Dense(2)])
+        model = private(sgd(), network, {"loss": function})
+        model.fit(MANY_X, MANY_Y, batch_size=ROWS, verbose=0)
+        return steps(model)
+
+    with pytest.raises(ValueError, match="Write -1"):
+        trained(ROWS)
+    assert trained(-1) == 3

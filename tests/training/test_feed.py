@@ -71,7 +71,7 @@ def test_data_whose_sampling_cannot_be_accounted_is_refused(x, options, message)
     assert steps(model) == 0
 
 
-@pytest.mark.parametrize("feed", ["arrays", "batch"])
+@pytest.mark.parametrize("feed", ["arrays", "batch", "names"])
 def test_tokens_that_an_embedding_does_not_have_are_refused(feed):
     x, words = keras.Input((4,), name="x"), keras.Input((2,), dtype="int32", name="words")
     table = keras.layers.Flatten()(keras.layers.Embedding(9, 2, name="table")(words))
@@ -82,6 +82,8 @@ def test_tokens_that_an_embedding_does_not_have_are_refused(feed):
     def trained():
         if feed == "batch":
             model.train_on_batch([numbers, tokens], labels)
+        elif feed == "names":  # in another order than that of the inputs
+            model.fit({"words": tokens, "x": 9 + numbers}, labels, batch_size=8, verbose=0)
         else:
             model.fit([numbers, tokens], labels, batch_size=8, shuffle=False, verbose=0)
 

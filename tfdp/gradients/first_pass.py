@@ -112,9 +112,15 @@ def _examined(forward, x, y):
         traced.update(found, outputs=specs, losses=losses)
         return tf.nest.flatten(outputs), losses
 
+    def trace(x, y):
+        return concrete_function(tf.function(run, autograph=False), x, y)
+
     forward.permit(forward.state_variables)  # what is assigned here is only examined
     try:
-        concrete = concrete_function(tf.function(run, autograph=False), x, y)
+        concrete = trace(x, y)
+    except (ValueError, TypeError, tf.errors.OpError) as error:
+        _refuse_written_number_of_rows(forward.model, error, trace, x, y)
+        raise
     finally:
         forward.permit(())
         forget_losses(forward.model)  # losses from add_loss belong to this graph
@@ -133,6 +139,23 @@ def _examined(forward, x, y):
         row_bytes=traced["row_bytes"],
         counters=counters,
     )
+
+
+def _refuse_written_number_of_rows(model, error, trace, x, y):
+    """Raises ValueError if a pass fails for a few rows only, and not for an unknown number."""
+
+    def unknown(leaf):
+        return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
+
+    try:
+        trace(*tf.nest.map_structure(unknown, (x, y)))
+    except Exception:
+        return  # something else is wrong
+    raise ValueError(
+        f"Model '{model.name}' or its loss has a fixed number of rows, such as the batch size in a "
+        "reshape. In private training rows pass alone or a few at a time. Write -1, or "
+        f"keras.ops.shape(x)[0], for the number of rows. ({error})"
+    ) from error
 
 
 def _traced(forward, x, y):

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._compat.keras import unpickled
-from tfdp._validate import positive, refuse, schedule, whole
+from tfdp._validate import check_arguments, positive, refuse, schedule, whole
 from tfdp.accounting.mechanisms import DPSGD, Mechanism
 from tfdp.gradients.bounds import L2Clip, make_bound
 from tfdp.gradients.contract import BoundedSum
@@ -139,6 +139,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
                     "`physical_batch_size`."
                 )
         num_microbatches = whole("num_microbatches", num_microbatches, 1, optional=True)
+        check_arguments(type(self), kwargs)
         super().__init__(*args, **kwargs)
         l2_norm_clip = positive("l2_norm_clip", l2_norm_clip)
         # Refuses invalid values at construction, not at the first step.

@@ -76,8 +76,12 @@ def check_tokens(model, x) -> None:
     """
     if not is_graph_of_layers(model) or not model.built:
         return
-    pairs = zip(keras.tree.flatten(input_structure(model)), keras.tree.flatten(x), strict=False)
-    known = {id(entry): array for entry, array in pairs if np.size(array)}
+    structure = input_structure(model)
+    inputs = keras.tree.flatten(structure)
+    if isinstance(x, dict) and not isinstance(structure, dict):  # by name, as in Keras
+        x = [x.get(each.name) for each in inputs]
+    pairs = zip(inputs, keras.tree.flatten(x), strict=False)
+    known = {id(each): array for each, array in pairs if array is not None and np.size(array)}
     for layer in layers_of(model):
         if isinstance(layer, keras.layers.Embedding):
             fed = [known.get(id(tokens[0])) for tokens, _ in uses_of(layer) if tokens]
