@@ -7,6 +7,7 @@ refused. Anything that would train another way raises.
 
 import contextlib
 
+import keras
 import tensorflow as tf
 from absl import logging
 
@@ -26,7 +27,8 @@ from tfdp.training.files import SavedWithLedger
 from tfdp.training.model_privacy import ModelPrivacy
 from tfdp.training.position import Position
 from tfdp.training.preparing import past_preparation, prepared, prepared_validation
-from tfdp.training.steering import check_callbacks
+from tfdp.training.scales import ScaleCheck, warn_of_scales
+from tfdp.training.steering import check_callbacks, list_of
 from tfdp.training.step import private_step
 from tfdp.training.train_function import step_function
 from tfdp.training.training import Training
@@ -93,8 +95,11 @@ class PrivateTraining(SavedWithLedger):
             steps_per_epoch=steps_per_epoch,
         )
         warn_of_cost(self, feed, epochs - initial_epoch)
+        warn_of_scales(self, feed.dataset.element_spec, class_weight)
         backup = backup_among(callbacks)
         check_callbacks(callbacks, self.optimizer)
+        if not isinstance(callbacks, keras.callbacks.CallbackList):
+            callbacks = [ScaleCheck(), *list_of(callbacks)]
         start = Position(initial_epoch, until=epochs)
         safe = contextlib.nullcontext(start)
         if backup is not None:

@@ -1,0 +1,56 @@
+"""Warnings where nothing will be learned, and what they advise."""
+
+import keras
+import numpy as np
+import pytest
+from helpers import sgd
+from keras import layers
+
+from tests.helpers import private
+
+RNG = np.random.default_rng(0)
+BYTES, COLUMNS = RNG.integers(0, 255, (40, 4, 4, 1), np.uint8), RNG.normal(size=(40, 4))
+LABELS = np.arange(40) % 3
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def trained(stack, x, y=LABELS, loss=LOSS, **options):
+    network = keras.Sequential([keras.Input(x.shape[1:]), *stack, layers.Dense(3)])
+    model = private(sgd(noise=1e-3), network, {"loss": loss})
+    model.fit(x, y, batch_size=10, epochs=2, verbose=0, **options)
+
+
+@pytest.mark.parametrize("stack", [[layers.Flatten], [lambda: layers.Conv2D(2, 2), layers.Flatten]])
+def test_bytes_that_reach_weights_as_they_are(stack, caplog):
+    trained([make() for make in stack], BYTES)
+    assert "has bytes" in caplog.text and "Rescaling" in caplog.text
+    caplog.clear()
+    trained([layers.Rescaling(1 / 255), *(make() for make in stack)], BYTES)
+    trained([make() for make in stack], BYTES / np.float32(255))
+    assert not caplog.text
+
+
+def test_class_weights_that_clipping_takes_away(caplog):
+    trained([], COLUMNS, class_weight={0: 1.0, 1: 1000.0, 2: 1.0})
+    assert "class_weight is up to 1000" in caplog.text
+    caplog.clear()
+    trained([], COLUMNS, class_weight={0: 0.5, 1: 1.0, 2: 2.0})
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("scale", "advice"), [(1e5, "Scale inputs"), (1e-4, "clipping='adaptive'"), (1.0, None)]
+)
+def test_norms_far_from_the_clip_norm_are_told_once(scale, advice, caplog):
+    trained([], scale * COLUMNS, scale * COLUMNS[:, :3], loss="mse")
+    assert caplog.text.count("median norm") == (advice is not None)
+    assert advice is None or advice in caplog.text
+
+
+def test_the_clip_norm_may_follow_the_gradients():
+    x, optimizer = 1e-4 * COLUMNS, sgd(clipping="adaptive")
+    model = private(
+        optimizer, keras.Sequential([keras.Input((4,)), layers.Dense(3)]), {"loss": "mse"}
+    )
+    model.fit(x, x[:, :3], batch_size=10, epochs=9, verbose=0)
+    assert optimizer.scalars(model.trainable_variables)["l2_norm_clip"] < 0.3
