@@ -155,7 +155,7 @@ def check_counted(optimizer, ledger: Ledger) -> None:
     known = known_steps(ledger) + vars(optimizer).get(DECLARED, 0)
     if taken > known:
         raise ValueError(
-            f"The optimizer has taken {taken} steps, and the ledger of this model knows of {known}. "
+            f"The optimizer has taken {taken} steps, and this model's ledger knows of {known}. "
             "If it trained another model, compile each model with a new optimizer. Otherwise it was "
             "restored from something that holds no ledger, such as a tf.train.Checkpoint or the "
             "file of a plain model. Save with model.save or "

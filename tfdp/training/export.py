@@ -96,8 +96,8 @@ def _as_graph(copy):
         return copy
     raise ValueError(
         f"The class that makes layer '{left.name}' does not make it as a {type(left).__name__}, so a "
-        "file could not be loaded without tfdp. Make that layer in the class; or use model.save, or "
-        "model.save_weights with load_weights on tfdp.fix(model)."
+        "file could not be loaded without tfdp. Make that layer in the class; or write "
+        "model.save_weights(path), and load it into tfdp.fix of a new model."
     )
 
 

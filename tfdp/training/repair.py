@@ -51,6 +51,9 @@ def fix(
     Returns:
         `model` itself, uncompiled if a layer was replaced; with public data, a new model of its name.
 
+        Where a class makes its BatchNormalization layers itself, only files of a private model load as
+        they were saved; see docs/unsupported.md.
+
     Raises:
         ValueError: an argument is invalid or has no effect, the model is not built, or its class would
             be lost with public data.
