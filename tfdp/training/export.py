@@ -41,19 +41,14 @@ def values_into(copy: keras.Model, model: keras.Model) -> None:
     for source, target in zip(
         layers_of(model, itself=True), layers_of(copy, itself=True), strict=True
     ):
-        layer_values_into(target, source)
-
-
-def layer_values_into(copy: keras.Layer, layer: keras.Layer) -> None:
-    """Gives the copy of a layer the layer's own values, without those of layers inside."""
-    values: dict[str, np.ndarray] = {}
-    layer.save_own_variables(values)
-    copy.load_own_variables(values)
-    if hasattr(layer, "adapt") and hasattr(layer, "save_assets"):
-        # What a preprocessing layer was adapted to may be a table.
-        with tempfile.TemporaryDirectory() as folder:
-            layer.save_assets(folder)
-            copy.load_assets(folder)
+        values: dict[str, np.ndarray] = {}
+        source.save_own_variables(values)
+        target.load_own_variables(values)
+        if hasattr(source, "adapt") and hasattr(source, "save_assets"):
+            # What a preprocessing layer was adapted to may be a table.
+            with tempfile.TemporaryDirectory() as folder:
+                source.save_assets(folder)
+                target.load_assets(folder)
 
 
 # Attribute of a layer that took the place of another one.
