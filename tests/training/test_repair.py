@@ -331,7 +331,10 @@ def test_public_data_need_a_stock_class():
     model, public = Classifier(Backbone(4)), draw(5, 4, 2)
     with pytest.raises(ValueError, match="graph alone"):
         tfdp.fix(model, public)
-    fixed = tfdp.fix(keras.Model(model.inputs, model.outputs), public)
+    graph = keras.Model(model.inputs, model.outputs)
+    with pytest.raises(ValueError, match="at least 2"):
+        tfdp.fix(graph, public[:1])
+    fixed = tfdp.fix(graph, public)
     assert kinds(fixed) == {"PublicBatchNormalization": 2}
     one_step(fixed)
 

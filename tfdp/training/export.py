@@ -92,7 +92,7 @@ def _as_graph(copy):
     raise ValueError(
         f"The class that makes layer '{left.name}' does not make it as a {type(left).__name__}, so a "
         "file could not be loaded without tfdp. Make that layer in the class; or write "
-        "model.save_weights(path), and load it into tfdp.fix of a new model."
+        "model.save_weights(path), for a new model whose layers tfdp.fix replaces before load_weights."
     )
 
 

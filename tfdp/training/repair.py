@@ -84,22 +84,28 @@ def fix(
     _check(model, found, public_data is not None)
     if not found:
         return model
-    groups = (num_groups or _GROUPS) if normalization == "group" else None
+    examples = None
+    if public_data is None:
+        groups = (num_groups or _GROUPS) if normalization == "group" else None
+        new = [_group_norm(layer, groups) for layer in found]
+    else:
+        examples = PublicExamples(model, public_data, statistics, name="public_examples")
+        new = [_public_norm(layer) for layer in found]
+    # Nothing is changed before this line, so that a call with invalid arguments may be repeated.
     enter_unknown_steps(model, account_of(model))
-    for layer in found:
-        replace(layer, _group_norm(layer, groups) if public_data is None else _public_norm(layer))
+    for pair in zip(found, new, strict=True):
+        replace(*pair)
     account_of(model)  # which ties the ledger to the new weights
     for name in ("optimizer", "train_function", "test_function", "predict_function"):
         setattr(model, name, None)  # they are for the layers before
     model.compiled = False
-    if public_data is None:
+    if examples is None:
         return model
     inputs = keras.tree.map_structure(
         lambda tensor: keras.Input(tensor.shape[1:], dtype=tensor.dtype, name=tensor.name),
         _input_structure(model),
     )
-    outputs = PublicExamples(model, public_data, statistics, name="public_examples")(inputs)
-    return keras.Model(inputs, outputs, name=model.name)
+    return keras.Model(inputs, examples(inputs), name=model.name)
 
 
 def _check(model, found, public: bool) -> None:
@@ -109,10 +115,10 @@ def _check(model, found, public: bool) -> None:
             f"Model '{model.name}' is not built, so the shapes of its layers are unknown. Give it an "
             "Input layer or call it once on data."
         )
-    if public and not is_stock_graph(model):
+    if public and found and not is_stock_graph(model):
         raise ValueError(
-            f"public_data puts a network into a new functional model, so the methods of {type(model)} "
-            "would be lost. Pass the graph alone, keras.Model(model.inputs, model.outputs); or leave "
+            f"public_data puts a network into a new functional model, so the methods of "
+            f"{type(model).__name__} would be lost. Pass the graph alone, keras.Model(model.inputs, model.outputs); or leave "
             "public_data out."
         )
     trained = [layer.name for layer in found if has_trained_statistics(layer)]
