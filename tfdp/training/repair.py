@@ -117,9 +117,9 @@ def _check(model, found, public: bool) -> None:
         )
     if public and found and not is_stock_graph(model):
         raise ValueError(
-            f"public_data puts a network into a new functional model, so the methods of "
-            f"{type(model).__name__} would be lost. Pass the graph alone, keras.Model(model.inputs, model.outputs); or leave "
-            "public_data out."
+            "public_data puts a network into a new functional model, so the methods of "
+            f"{type(model).__name__} would be lost. Pass the graph alone, "
+            "keras.Model(model.inputs, model.outputs); or leave public_data out."
         )
     trained = [layer.name for layer in found if has_trained_statistics(layer)]
     if trained:
