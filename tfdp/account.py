@@ -155,9 +155,10 @@ def check_counted(optimizer, ledger: Ledger) -> None:
     known = known_steps(ledger) + vars(optimizer).get(DECLARED, 0)
     if taken > known:
         raise ValueError(
-            f"The optimizer has taken {taken} steps, and its ledger knows of {known}: it was "
+            f"The optimizer has taken {taken} steps, and this model's ledger knows of {known}. "
+            "If it trained another model, compile each model with a new optimizer. Otherwise it was "
             "restored from something that holds no ledger, such as a tf.train.Checkpoint or the "
-            "file of a plain model, or it is another model's. Save with model.save or "
+            "file of a plain model. Save with model.save or "
             "model.save_weights, or keep model.privacy.ledger.to_json() beside the checkpoint and "
             "merge it: model.privacy.ledger.merge(Ledger.from_json(text)). Declare steps on public "
             "data by make_private(model, start='public')."

@@ -52,7 +52,8 @@ def test_graphs_of_layers():
     assert type(model) is borrowed.Functional and "call" in vars(borrowed.Functional)
     assert model.operations == model.layers
     for each in (model, keras.Sequential()):
-        assert borrowed.is_graph_of_layers(each)
+        assert borrowed.is_graph_of_layers(each) and borrowed.is_stock_graph(each)
+    assert not borrowed.is_stock_graph(type("Own", (keras.Sequential,), {})())
     for each in (Subclassed(), layers.Dense(1)):
         assert not borrowed.is_graph_of_layers(each)
 
@@ -379,3 +380,23 @@ def test_normalizes_by_batch():
     layer.trainable = False
     assert not borrowed.normalizes_by_batch(layer)
     assert not borrowed.normalizes_by_batch(layers.LayerNormalization())
+
+
+def test_become():
+    inputs = keras.Input((4,))
+    layer = layers.BatchNormalization(name="a")
+    model = keras.Model(inputs, layer(inputs, training=False, mask=None) + layer(inputs))
+    model.held = [layer]
+    other = layers.GroupNormalization(2, name="a")
+    other.build((None, 4))
+    x = np.arange(8.0, dtype="float32").reshape(2, 4)
+    expected = 2 * other(x)
+    borrowed.become(layer, other)
+    assert model.layers[1] is model.held[0] is layer
+    assert type(layer) is layers.GroupNormalization
+    np.testing.assert_array_equal(layer(x, training=True), expected / 2)
+    for each in (model, keras.Model.from_config(model.get_config())):
+        np.testing.assert_array_equal(each(x, training=True), expected)
+    assert [weight.path for weight in model.weights] == [weight.path for weight in other.weights]
+    layer.gamma.assign([2.0] * 4)
+    np.testing.assert_array_equal(model(x), 2 * expected)

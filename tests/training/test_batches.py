@@ -217,7 +217,7 @@ def test_batches_without_rows_or_shapes_are_refused():
         assert steps(model) == 0
 
 
-@pytest.mark.parametrize("form", ["column", "one-hot", "dataset"])
+@pytest.mark.parametrize("form", ["column", "one-hot", "dataset", "lots"])
 def test_class_weights_are_those_of_keras(form):
     x, y = data(8)  # classes 0, 1 and 2
     forms = {"column": y[:, None], "one-hot": np.eye(3)[y]}
@@ -227,6 +227,13 @@ def test_class_weights_are_those_of_keras(form):
     if form == "dataset":
         models[0].fit(tf.data.Dataset.from_tensors((x, y)), class_weight=weight, verbose=0)
         models[1].fit(tf.data.Dataset.from_tensors((x, y, factors)), verbose=0)
+    elif form == "lots":
+        lots = make_lots("cyclic", x, y, lot_size=8)
+        models[0].fit(lots, class_weight=weight, verbose=0)
+        weighted = lots.map(lambda row: (*row, tf.gather([3.0, 1.0, 0.5], row[1])))
+        with pytest.raises(ValueError, match="from that function"):
+            models[1].fit(weighted, class_weight=weight, verbose=0)
+        models[1].fit(weighted, verbose=0)
     else:
         options = {"batch_size": 8, "shuffle": False, "verbose": 0}
         models[0].fit(x, forms[form], class_weight=weight, **options)

@@ -1,6 +1,7 @@
 """The private classes of models, and clones of models."""
 
 import keras
+import pytest
 from helpers import LOSS, data, sgd, steps
 from keras import layers
 
@@ -25,11 +26,25 @@ def test_classes_of_ones_own_and_functional_models_live_together():
         assert steps(model) == 2 and isinstance(model, plain) and type(model) is not plain
 
 
-def test_a_clone_has_fresh_weights_and_a_ledger_of_its_own():
+def test_a_clone_is_made_private_and_has_a_ledger_of_its_own():
     model = small()
     train(model)
-    clone = tfdp.make_private(keras.models.clone_model(model), engine="loop")
+    clone = keras.models.clone_model(model)
+    clone.compile(sgd(), loss=LOSS, run_eagerly=True)
+    with pytest.raises(RuntimeError, match=r"make_private in the function that builds"):
+        clone.train_on_batch(*data(8))
+    tfdp.make_private(clone, engine="loop")
     assert clone.privacy.ledger.runs == []
     clone.compile(sgd(), loss=LOSS, run_eagerly=True)
     clone.train_on_batch(*data(8))
     assert (steps(clone), steps(model)) == (1, 2)
+
+
+def test_folds_have_an_optimizer_each():
+    optimizer = sgd()
+    train(small(optimizer))
+    with pytest.raises(ValueError, match="each model with a new optimizer"):
+        train(small(optimizer))
+    model = small(sgd())
+    train(model)
+    assert steps(model) == 2

@@ -51,7 +51,6 @@ class OwnLots(Lots):
         (data()[0], {}, "targets"),
         (batched(drop_remainder=True), {"y": data()[1]}, "'y'"),
         (batched(), {"batch_size": 8}, "batch_size"),
-        (make_lots("poisson", *data(), lot_size=8), {"class_weight": {0: 2.0}}, "class_weight"),
         (make_lots("poisson", *data(), lot_size=8), {"batch_size": 4}, "batch_size"),
         (OwnLots(), {}, "Nothing is known"),
         (scipy.sparse.csr_matrix(data(8)[0]), {"y": data(8)[1]}, "dense"),

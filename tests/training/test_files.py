@@ -191,6 +191,13 @@ def test_a_loaded_model_trains_at_once_and_keeps_its_metrics(tmp_path):
         loaded.compile("sgd", LOSS)
 
 
+def test_without_tfdp_the_file_names_the_import(tmp_path, monkeypatch):
+    small().save(tmp_path / "a.keras")
+    monkeypatch.delitem(keras.saving.get_custom_objects(), "tfdp>PrivateModel")
+    with pytest.raises(TypeError, match="import tfdp"):
+        keras.models.load_model(tmp_path / "a.keras")
+
+
 def test_a_plain_model_reads_the_numbers_of_a_private_file(tmp_path):
     for kind in ("registered", "inside another"):
         model = recompiled(tfdp.make_private(MODELS[kind](), engine="loop"), kind)

@@ -7,6 +7,7 @@ a change. `tests/_compat/test_overrides.py` lists the methods that tfdp override
 import contextlib
 import contextvars
 import functools
+import inspect
 import io
 from operator import attrgetter, methodcaller
 
@@ -125,8 +126,32 @@ def normalizes_by_batch(layer) -> bool:
     """
     if not isinstance(layer, keras.layers.BatchNormalization):
         return False
-    stock = type(layer).call is keras.layers.BatchNormalization.call and "call" not in vars(layer)
-    return layer.trainable or not stock
+    return layer.trainable or not is_frozen_by_flag(layer)
+
+
+def is_frozen_by_flag(layer: keras.layers.BatchNormalization) -> bool:
+    """Whether a BatchNormalization has the `call` of Keras, which heeds `trainable=False`."""
+    return type(layer).call is keras.layers.BatchNormalization.call and "call" not in vars(layer)
+
+
+def become(layer, other) -> None:
+    """Makes a layer another one, in place, for everything that holds it (`_inbound_nodes`).
+
+    Both objects share their attributes then, because Keras binds methods such as `build` to the object
+    that it made.
+
+    Args:
+        layer: a layer, which may be called in functional models.
+        other: a built layer that was not called; it takes the same inputs.
+    """
+    accepted = inspect.signature(other.call).parameters
+    for _, kwargs in uses_of(layer):
+        for name in kwargs.keys() - accepted.keys():  # Keras notes training and mask=None
+            del kwargs[name]
+    nodes = ("_inbound_nodes", "_outbound_nodes")
+    vars(other).update({name: vars(layer)[name] for name in nodes})
+    object.__setattr__(layer, "__dict__", vars(other))
+    object.__setattr__(layer, "__class__", type(other))
 
 
 def was_given_vocabulary(layer) -> bool:
@@ -152,6 +177,11 @@ def pads_to_its_own_length(layer) -> bool:
 def is_graph_of_layers(model) -> bool:
     """Whether a model is Sequential or functional, so that `keras.models.clone_model` copies it."""
     return isinstance(model, (keras.Sequential, Functional))
+
+
+def is_stock_graph(model) -> bool:
+    """Whether a model, private or not, is of Keras' own class for sequential or functional models."""
+    return getattr(model, "_tfdp_base", type(model)) in (keras.Sequential, Functional)
 
 
 def input_structure(model):

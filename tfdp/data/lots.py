@@ -35,7 +35,7 @@ from tfdp.data.examples import dtype_in_lots
 from tfdp.data.mapping import RowFunction
 from tfdp.data.people import People
 from tfdp.data.schemes import Scheme
-from tfdp.data.sources import Source
+from tfdp.data.sources import Source, Weighted
 from tfdp.data.words import PEOPLE, VIEWS, Words
 
 # Lots are padded to a multiple of this number of rows if no physical batch size is given.
@@ -196,9 +196,34 @@ class Lots:
             >>> images.dtype, lots.steps_per_epoch
             (tf.float32, 10)
         """
-        functions = (*self._assembly.functions, RowFunction(function, python))
+        return self._with(functions=(*self._assembly.functions, RowFunction(function, python)))
+
+    def weighted(self, weights_of: Callable) -> "Lots":
+        """Returns these lots with sample weights that follow from the targets of each example.
+
+        Args:
+            weights_of: gives the weights [rows] of targets [rows, ...].
+
+        Raises:
+            ValueError: a function that may change the targets is applied to the examples.
+
+        Example:
+            >>> import numpy as np, tfdp
+            >>> x, y = np.zeros((100, 2)), np.arange(100) % 2
+            >>> lots = tfdp.data.make_lots("cyclic", x, y, lot_size=4).weighted(lambda y: 1 + 2 * y)
+            >>> next(iter(lots.as_dataset()))[2].numpy().tolist()
+            [1.0, 3.0, 1.0, 3.0]
+        """
+        if self.mapped:
+            raise ValueError(
+                "Weights of classes cannot be combined with lots.map(function), which may change the "
+                "targets. Return (x, y, sample_weight) from that function."
+            )
+        return self._with(source=Weighted(self.source, weights_of))
+
+    def _with(self, **changes) -> "Lots":
         lots = object.__new__(Lots)
-        assembly = dataclasses.replace(self._assembly, functions=functions)
+        assembly = dataclasses.replace(self._assembly, **changes)
         lots.__dict__.update(self.__dict__ | {"_assembly": assembly})
         lots.__dict__.pop("spec", None)
         return lots

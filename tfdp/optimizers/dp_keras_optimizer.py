@@ -372,9 +372,10 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         """Refuses: gradients that were not bounded and summed by an engine are not private."""
         raise RuntimeError(
             f"{type(self).__name__} received gradients that did not come from tfdp's private training "
-            "step, so nothing bounds what one example contributes. Make the model private: "
-            "model = tfdp.make_private(model), then compile and fit it; or use a plain Keras optimizer "
-            "for training without privacy."
+            "step, so nothing bounds what one example contributes. In fit(), the model is plain: "
+            "keras.models.clone_model, a new model of the layers and scikit-learn's wrappers of a "
+            "model make plain copies. Call tfdp.make_private in the function that builds each model. "
+            "For a loop of your own, there is model.privacy.steps(...)."
         )
 
     def get_config(self):

@@ -101,7 +101,7 @@ def make_private_with_epsilon(
         ...     epsilon=2.0, delta=1e-4)
         >>> loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         >>> model.compile(optimizer, loss)
-        >>> _ = model.fit(lots, epochs=2, verbose=0)
+        >>> _ = model.fit(lots, epochs=2, class_weight={0: 2.0, 1: 1.0, 2: 1.0}, verbose=0)
         >>> 1.99 < model.privacy.spent().epsilon <= 2.0
         True
     """

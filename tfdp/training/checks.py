@@ -3,15 +3,27 @@
 import keras
 import numpy as np
 
-from tfdp._compat.keras import layers_of, normalizes_by_batch, was_given_vocabulary
+from tfdp._compat.keras import (
+    is_frozen_by_flag,
+    layers_of,
+    normalizes_by_batch,
+    was_given_vocabulary,
+)
 from tfdp.layers import PublicBatchNormalization, PublicExamples
 from tfdp.optimizers import DPKerasOptimizer
 
 _BATCH_NORM = (
     "normalizes each example with statistics of the whole batch, so one example changes the gradients "
-    "of all others. tfdp.fix(model, public_data=examples) replaces it by PublicBatchNormalization, and "
-    "tfdp.fix(model) by GroupNormalization; a layer with public statistics is frozen by "
-    "layer.trainable = False"
+    "of all others. "
+)
+_FRESH = (
+    "tfdp.fix(model, public_data=examples) replaces it by PublicBatchNormalization, and "
+    "tfdp.fix(model) by GroupNormalization"
+)
+_TRAINED = (
+    "If its statistics come from public data, freeze it: layer.trainable = False for each "
+    "BatchNormalization. Otherwise begin with fresh weights and tfdp.fix(model), which discards "
+    "the statistics"
 )
 _NO_EXAMPLES = (
     "has no public examples. Put its network into tfdp.layers.PublicExamples(network, examples), as "
@@ -24,6 +36,12 @@ _ADAPTED = (
     "bin_boundaries). Where that data is public, say so: make_private(model, "
     "public_preprocessing=[{!r}])"
 )
+
+
+def has_trained_statistics(layer: keras.layers.BatchNormalization) -> bool:
+    """Whether a BatchNormalization holds statistics of data, which it uses when it is frozen."""
+    trained = layer.built and (np.any(layer.moving_mean) or np.any(layer.moving_variance != 1))
+    return bool(trained) and is_frozen_by_flag(layer)
 
 
 def _is_adapted(layer) -> bool:
@@ -90,7 +108,11 @@ def refuse_mixing_layers(model, public=()) -> None:
     layers = layers_of(model)
     with_examples = [layers_of(layer) for layer in layers if isinstance(layer, PublicExamples)]
     inside = {id(inner) for found in with_examples for inner in found}
-    refused = [(layer, _BATCH_NORM) for layer in [model, *layers] if normalizes_by_batch(layer)]
+    refused = [
+        (layer, _BATCH_NORM + (_TRAINED if has_trained_statistics(layer) else _FRESH))
+        for layer in [model, *layers]
+        if normalizes_by_batch(layer)
+    ]
     refused += [
         (layer, _NO_EXAMPLES)
         for layer in layers

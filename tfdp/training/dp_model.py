@@ -14,6 +14,7 @@ import keras
 from tfdp._compat.keras import Trainer
 from tfdp.accounting import Ledger, PrivacyBudget
 from tfdp.training.checks import refuse_mixing_layers, refuse_own_train_step
+from tfdp.training.export import replace_again, replacements
 from tfdp.training.files import OF_KERAS_HUB, PRESET_LEDGER, plainly
 from tfdp.training.private_training import PrivateTraining
 
@@ -35,7 +36,14 @@ class PrivateModel:
     def get_config(self):
         with plainly(self):
             config = self.get_config()
-        return config | {_PRIVATE: {"class": _place(self._tfdp_base), "settings": _settings(self)}}
+        place = _place(self._tfdp_base) | {"build_config": self.get_build_config()}
+        private = {
+            "needs": "import tfdp",  # the first entry, for readers of Keras' error without it
+            "class": place,
+            "settings": _settings(self),
+            "replaced": replacements(self),
+        }
+        return {_PRIVATE: private} | config
 
     @classmethod
     def from_config(cls, config, **kwargs):
@@ -45,6 +53,7 @@ class PrivateModel:
             model = keras.saving.deserialize_keras_object(private["class"] | {"config": config})
         else:
             model = cls._tfdp_base.from_config(config, **kwargs)
+        replace_again(model, private.get("replaced", {}))
         model.__class__ = _private_class(type(model))
         return model.privacy.configure(**private["settings"])
 

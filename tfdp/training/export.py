@@ -2,12 +2,11 @@
 
 import os
 import tempfile
-from collections.abc import Callable
 
 import keras
 import numpy as np
 
-from tfdp._compat.keras import is_graph_of_layers, layers_of
+from tfdp._compat.keras import become, is_graph_of_layers, layers_of
 from tfdp._files import replaced_whole
 from tfdp.layers import PrivateBatchNormalization
 from tfdp.training.files import plainly
@@ -29,6 +28,7 @@ def plain_copy(model: keras.Model) -> keras.Model:
         copy = type(model).from_config(model.get_config())
     if not copy.built:
         copy.build_from_config(model.get_build_config())
+    replace_again(copy, replacements(model))
     values_into(copy, model)
     return copy
 
@@ -41,89 +41,59 @@ def values_into(copy: keras.Model, model: keras.Model) -> None:
     for source, target in zip(
         layers_of(model, itself=True), layers_of(copy, itself=True), strict=True
     ):
-        layer_values_into(target, source)
+        values: dict[str, np.ndarray] = {}
+        source.save_own_variables(values)
+        target.load_own_variables(values)
+        if hasattr(source, "adapt") and hasattr(source, "save_assets"):
+            # What a preprocessing layer was adapted to may be a table.
+            with tempfile.TemporaryDirectory() as folder:
+                source.save_assets(folder)
+                target.load_assets(folder)
 
 
-def layer_values_into(copy: keras.Layer, layer: keras.Layer) -> None:
-    """Gives the copy of a layer the layer's own values, without those of layers inside."""
-    values: dict[str, np.ndarray] = {}
-    layer.save_own_variables(values)
-    copy.load_own_variables(values)
-    if hasattr(layer, "adapt") and hasattr(layer, "save_assets"):
-        # What a preprocessing layer was adapted to may be a table.
-        with tempfile.TemporaryDirectory() as folder:
-            layer.save_assets(folder)
-            copy.load_assets(folder)
+# Attribute of a layer that took the place of another one.
+_REPLACED = "_tfdp_replaced"
 
 
-def exchanged_copy(model: keras.Model, is_replaced: Callable, replacement: Callable):
-    """Returns a copy of a Sequential or functional model with all weights and other layers in it.
+def replace(layer: keras.Layer, new: keras.Layer) -> None:
+    """Puts a built layer in the place of another one, in everything that holds it."""
+    become(layer, new)
+    setattr(layer, _REPLACED, True)
 
-    Args:
-        model: a built model.
-        is_replaced: whether a layer is replaced; it may not be built.
-        replacement: takes a layer of the model and returns the new one, built and with its weights.
 
-    Raises:
-        ValueError: the class of a layer makes a layer that should be replaced.
+def replacements(model: keras.Model) -> dict[str, dict]:
+    """The configurations of the layers that took the place of others, by their number in the model.
+
+    A layer whose class makes the layers inside it makes the old ones when it is loaded, as do models
+    with a constructor of their own.
     """
-    made = {}  # by the id of the old layer, so that a shared layer stays shared
-    replaced = set()  # the ids of the replacements
-
-    def call(layer, *args, **kwargs):
-        if id(layer) in replaced:  # it may not accept all arguments of the old layer
-            kwargs = {name: v for name, v in kwargs.items() if name != "training" and v is not None}
-        return layer(*args, **kwargs)
-
-    def copied(layer):
-        if id(layer) not in made:
-            made[id(layer)] = new_layer(layer)
-        return made[id(layer)]
-
-    def new_layer(layer):
-        if is_replaced(layer):
-            new = replacement(layer)
-            replaced.add(id(new))
-            return new
-        if is_graph_of_layers(layer):
-            # `clone_model` accepts no call function for Sequential models, which do not need one.
-            options = {} if isinstance(layer, keras.Sequential) else {"call_function": call}
-            return keras.models.clone_model(layer, clone_function=copied, **options)
-        if not isinstance(layer, keras.Layer):  # a function such as `keras.ops.add`
-            return type(layer).from_config(layer.get_config())
-        inside = {each.name: each for each in layers_of(layer) if is_replaced(each)}
-        new = type(layer).from_config(_exchanged(layer.get_config(), inside, replacement))
-        left = [each for each in layers_of(new, itself=True) if is_replaced(each)]
-        if left:
-            raise ValueError(
-                f"'{layer.name}' ({type(layer).__name__}) makes a {type(left[0]).__name__} that its "
-                "configuration does not hold, so it cannot be replaced. Expected another layer in the "
-                "class, or trainable=False where the layer's weights and statistics are public."
-            )
-        return new
-
-    copy = copied(model)
-    # Setting the `trainable` flag of a layer sets those of all layers inside, so outer ones come first.
-    for old, new in zip(layers_of(model, itself=True), layers_of(copy, itself=True), strict=True):
-        if is_replaced(old):
-            old = replacement(old)
-            new.set_weights(old.get_weights())
-        else:
-            layer_values_into(new, old)
-        new.trainable = old.trainable
-    return copy
+    layers = enumerate(layers_of(model, itself=True))
+    new = {str(i): layer for i, layer in layers if hasattr(layer, _REPLACED)}
+    return {i: keras.saving.serialize_keras_object(layer) for i, layer in new.items()}
 
 
-def _exchanged(config, inside, replacement):
-    """A layer's configuration, with replacements for the layers `inside` it, which are by name."""
-    if isinstance(config, (list, tuple)):
-        return [_exchanged(each, inside, replacement) for each in config]
-    if not isinstance(config, dict):
-        return config
-    if "class_name" in config and config["config"].get("name") in inside:
-        new = replacement(inside[config["config"]["name"]])
-        return keras.saving.serialize_keras_object(new)
-    return {name: _exchanged(each, inside, replacement) for name, each in config.items()}
+def replace_again(model: keras.Model, configs: dict[str, dict]) -> None:
+    """Replaces the layers that a class made anew; those of a configuration are in it already."""
+    layers = layers_of(model, itself=True)
+    for i, config in configs.items():
+        new = keras.saving.deserialize_keras_object(config)
+        if type(layers[int(i)]) is not type(new):
+            replace(layers[int(i)], new)
+
+
+def _as_graph(copy):
+    """The copy of a model without classes that make other layers than it has."""
+    if is_graph_of_layers(copy):
+        graph = keras.models.clone_model(copy, clone_function=lambda layer: layer, recursive=True)
+        copy = plain_copy(graph)
+    left = next((each for each in layers_of(copy) if hasattr(each, _REPLACED)), None)
+    if left is None:
+        return copy
+    raise ValueError(
+        f"The class that makes layer '{left.name}' does not make it as a {type(left).__name__}, so a "
+        "file could not be loaded without tfdp. Make that layer in the class; or write "
+        "model.save_weights(path), for a new model whose layers tfdp.fix replaces before load_weights."
+    )
 
 
 def export(model: keras.Model, path: str | os.PathLike, *, stock_layers: bool = False) -> None:
@@ -157,11 +127,12 @@ def export(model: keras.Model, path: str | os.PathLike, *, stock_layers: bool = 
         raise ValueError(f"Expected a file name that ends in '.keras'. Received: {path!r}")
     copy = plain_copy(model)
     if stock_layers:
-        copy = exchanged_copy(
-            copy,
-            lambda layer: isinstance(layer, PrivateBatchNormalization),
-            lambda old: old.frozen(),
-        )
+        for layer in layers_of(copy):
+            if isinstance(layer, PrivateBatchNormalization):
+                replace(layer, layer.frozen())
+        copy = plain_copy(copy)
+    if replacements(copy):
+        copy = _as_graph(copy)
     if "://" in path:
         copy.save(path)  # TensorFlow's other file systems have names that only Keras understands
         return

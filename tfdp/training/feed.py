@@ -26,7 +26,7 @@ from tfdp.data import (
     row_multiple_for,
 )
 from tfdp.data.batches import in_order, split_last
-from tfdp.data.sources import Weighted, is_source
+from tfdp.data.sources import is_source
 from tfdp.layers.public import public_layers
 from tfdp.training.batches import Batches, batches_of, is_batches
 from tfdp.training.data_checks import check_disjoint, check_finite, check_targets, check_tokens
@@ -152,7 +152,6 @@ class Feeder:
             _refuse_arguments_of_arrays(
                 y=y,
                 batch_size=batch_size,
-                class_weight=None if lots is None else class_weight,
                 sample_weight=sample_weight,
                 validation_split=validation_split or None,
             )
@@ -170,10 +169,6 @@ class Feeder:
             _check_arrays(model, source.in_memory())
             if validation_split and validation_data is None:
                 source, validation_data = split_last(source, validation_split, batch_size)
-            if class_weight is not None:
-                source = Weighted(
-                    source, lambda labels: class_weight_to_sample_weights(labels, class_weight)
-                )
             lot_size = _lot_size(batch_size, len(source), steps_per_epoch)
             steps_per_epoch = _at_most_once(steps_per_epoch, len(source), lot_size)
             lots = make_lots(
@@ -188,6 +183,8 @@ class Feeder:
                 # As in Keras, an epoch in fixed order has all examples.
                 keep_last=shuffle is False,
             )
+        if class_weight is not None:
+            lots = lots.weighted(lambda y: class_weight_to_sample_weights(y, class_weight))
         if (held := lots.in_memory()) is not None:
             check_disjoint(model, held[0])
             check_tokens(model, held[0])

@@ -1,17 +1,14 @@
 """Replaces batch normalization, which mixes examples, so that a model can be trained privately."""
 
 import keras
+from absl import logging
 
-from tfdp._compat.keras import (
-    input_structure,
-    is_graph_of_layers,
-    layers_of,
-    normalizes_by_batch,
-)
+from tfdp._compat.keras import input_structure, is_stock_graph, layers_of, normalizes_by_batch
 from tfdp._validate import one_of, whole
-from tfdp.account import account_of, copy_ledgers
+from tfdp.account import account_of
 from tfdp.layers import PublicBatchNormalization, PublicExamples
-from tfdp.training.export import exchanged_copy
+from tfdp.training.checks import has_trained_statistics
+from tfdp.training.export import replace
 from tfdp.training.model_privacy import enter_unknown_steps
 
 _GROUPS = 32  # Wu and He 2018, "Group Normalization"
@@ -26,20 +23,21 @@ def fix(
     num_groups: int | None = None,
     normalization: str = "group",
 ) -> keras.Model:
-    """Returns a copy of `model` without BatchNormalization layers.
+    """Replaces the BatchNormalization layers of `model`, in place, so that it can be trained privately.
 
     With public data, each BatchNormalization becomes a `PublicBatchNormalization`, and the whole
-    network goes into one `PublicExamples` layer. Without public data, each becomes a
-    GroupNormalization. The copy keeps all weights, among them the factor and offset of each
-    BatchNormalization, but not its running statistics: they were averaged over data that no guarantee
-    covers. It keeps names, dtypes and the `trainable` flags, too.
+    network goes into one `PublicExamples` layer of a new model. Without public data, each becomes a
+    GroupNormalization. The model keeps its class, its attributes and all weights, among them the
+    factor and offset of each BatchNormalization, but not its running statistics.
 
-    A frozen BatchNormalization (`trainable=False`) stays as it is. Its statistics are constants of
-    the model, which must not depend on the private data.
+    So a network that was trained with BatchNormalization computes something else afterwards. Where
+    its statistics come from public data, freeze these layers instead: `layer.trainable = False`. A
+    frozen BatchNormalization stays as it is. Its statistics are constants of the model, which must
+    not depend on the private data.
 
     Args:
-        model: a built Sequential or functional model. Nested models are repaired too, and layers whose
-            configuration holds other layers, such as `TimeDistributed`. `model` itself is not changed.
+        model: a built model of any class; of a stock class (Sequential or functional) with public
+            data. Layers at any depth are replaced. Other models that share them change with it.
         public_data: array [M, ...] of examples like the model's inputs (or a structure of arrays, one
             for each input), disjoint from the private data and chosen without looking at the private
             data.
@@ -51,11 +49,14 @@ def fix(
             make everything zero.
 
     Returns:
-        An uncompiled model of the same name; `model` itself if there is nothing to repair.
+        `model` itself, uncompiled if a layer was replaced; with public data, a new model of its name.
+
+        Where a class makes its BatchNormalization layers itself, only files of a private model load as
+        they were saved; see docs/unsupported.md.
 
     Raises:
-        ValueError: an argument is invalid or has no effect; or the model is not built or is
-            subclassed, or a layer makes a BatchNormalization in its class.
+        ValueError: an argument is invalid or has no effect, the model is not built, or its class would
+            be lost with public data.
 
     Example:
         >>> import keras, tfdp
@@ -79,33 +80,56 @@ def fix(
             "normalization with public_data, which takes the statistics of public examples. Received "
             f"num_groups={num_groups!r}, normalization={normalization!r}. Leave one of them out."
         )
-    if not (is_graph_of_layers(model) and model.built):
-        raise ValueError(
-            "Invalid value received for argument `model`. Expected a built Sequential or functional "
-            f"model. Received: {type(model).__name__} '{getattr(model, 'name', '')}'. Give it an Input "
-            "layer or call it once on data; in a subclassed model, replace BatchNormalization by hand."
-        )
-    if not any(map(normalizes_by_batch, layers_of(model, itself=True))):
+    found = [layer for layer in layers_of(model, itself=True) if normalizes_by_batch(layer)]
+    _check(model, found, public_data is not None)
+    if not found:
         return model
+    examples = None
     if public_data is None:
         groups = (num_groups or _GROUPS) if normalization == "group" else None
-        fixed = exchanged_copy(model, normalizes_by_batch, lambda layer: _group_norm(layer, groups))
-        _copy_spent(model, fixed)
-        return fixed
-    network = exchanged_copy(model, normalizes_by_batch, _public_norm)
-    _copy_spent(model, network)
+        new = [_group_norm(layer, groups) for layer in found]
+    else:
+        examples = PublicExamples(model, public_data, statistics, name="public_examples")
+        new = [_public_norm(layer) for layer in found]
+    # Nothing is changed before this line, so that a call with invalid arguments may be repeated.
+    enter_unknown_steps(model, account_of(model))
+    for pair in zip(found, new, strict=True):
+        replace(*pair)
+    account_of(model)  # which ties the ledger to the new weights
+    for name in ("optimizer", "train_function", "test_function", "predict_function"):
+        setattr(model, name, None)  # they are for the layers before
+    model.compiled = False
+    if examples is None:
+        return model
     inputs = keras.tree.map_structure(
         lambda tensor: keras.Input(tensor.shape[1:], dtype=tensor.dtype, name=tensor.name),
-        _input_structure(network),
+        _input_structure(model),
     )
-    outputs = PublicExamples(network, public_data, statistics, name="public_examples")(inputs)
-    return keras.Model(inputs, outputs, name=model.name)
+    return keras.Model(inputs, examples(inputs), name=model.name)
 
 
-def _copy_spent(model, copy):
-    """Gives the copy the ledgers of the model, and the plain training that its optimizer counted."""
-    copy_ledgers(model, copy)
-    enter_unknown_steps(model, account_of(copy))
+def _check(model, found, public: bool) -> None:
+    """Refuses a model that cannot be repaired, and warns of statistics that are lost."""
+    if not (model.built and all(layer.built for layer in found)):
+        raise ValueError(
+            f"Model '{model.name}' is not built, so the shapes of its layers are unknown. Give it an "
+            "Input layer or call it once on data."
+        )
+    if public and found and not is_stock_graph(model):
+        raise ValueError(
+            "public_data puts a network into a new functional model, so the methods of "
+            f"{type(model).__name__} would be lost. Pass the graph alone, "
+            "keras.Model(model.inputs, model.outputs); or leave public_data out."
+        )
+    trained = [layer.name for layer in found if has_trained_statistics(layer)]
+    if trained:
+        logging.warning(
+            "tfdp.fix discards the trained statistics of %d layers, such as '%s', so the network "
+            "computes something else. Where they come from public data, load the model again and set "
+            "layer.trainable = False for these layers instead.",
+            len(trained),
+            trained[0],
+        )
 
 
 def _input_structure(network):
