@@ -1,6 +1,7 @@
 """Batches that the user draws: padded to one size, and accounted without amplification."""
 
 import itertools
+import re
 
 import keras
 import numpy as np
@@ -251,11 +252,19 @@ def test_a_warning_states_the_epsilons_of_this_training_and_of_better_ones(caplo
     model.fit(dataset, epochs=2, verbose=0)
     spent, said = model.privacy.spent(DELTA).epsilon, caplog.text
     others = [small(sgd(noise=2.0)) for _ in range(2)]
-    others[0].fit(x, y, batch_size=8, epochs=2, verbose=0)
+    (call,) = re.findall(r"tfdp\.data\.make_lots\(.*?=\d+\)", said)
+    others[0].fit(eval(call, {"tfdp": tfdp, "dataset": dataset}), epochs=2, verbose=0)
     others[1].fit(OncePerEpoch(dataset), epochs=2, verbose=0)
     for epsilon in (spent, *(other.privacy.spent(DELTA).epsilon for other in others)):
         assert format_epsilon(epsilon) in said
     assert caplog.text == said  # lots and declared batches have no warning
+    caplog.clear()
+    dataset.class_names = ["a", "b", "c"]  # as Keras' datasets of directories have
+    model.fit(dataset, verbose=0)
+    assert "images_from_directory" in caplog.text
+    caplog.clear()
+    model.fit(itertools.cycle(batches(8)), steps_per_epoch=12, verbose=0)
+    assert "fit(x, y, batch_size=...)" in caplog.text
 
 
 def test_a_warning_says_that_the_length_is_missing(caplog):

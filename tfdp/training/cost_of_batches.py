@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import tensorflow as tf
 from absl import logging
 
 from tfdp.accounting import proven
@@ -12,23 +13,25 @@ from tfdp.training.describe import planned_run
 from tfdp.training.feed import Feed
 
 
-def warn_of_cost(model, feed: Feed, epochs: int) -> None:
+def warn_of_cost(model, x, feed: Feed, epochs: int) -> None:
     """Warns if a feed is batches of a user, with the epsilons of this training and of better ones.
 
     Args:
         model: a private model that is compiled and built.
+        x: what the user passed.
         feed: the data of the training.
         epochs: number of planned epochs.
     """
     if type(feed.sampling) is Unknown and epochs > 0:
-        logging.warning("%s", _warning(model, feed, epochs))
+        logging.warning("%s", _warning(model, x, feed, epochs))
 
 
-def _warning(model, feed, epochs) -> str:
+def _warning(model, x, feed, epochs) -> str:
+    call = _ways_to_lots(x, feed.sampling.lot_size)
     if feed.steps is None:
         return (
             f"{_UNKNOWN} Epsilon cannot be computed beforehand, since the number of batches in an "
-            f"epoch is unknown. Pass steps_per_epoch, or let tfdp draw the lots: {_ARRAYS}"
+            f"epoch is unknown. Pass steps_per_epoch, or let tfdp draw the lots: {call}"
         )
     examples, size = feed.sampling.num_examples, feed.sampling.lot_size
     budget = model.privacy.budget
@@ -44,14 +47,14 @@ def _warning(model, feed, epochs) -> str:
 
     now = epsilon(Unknown)
     if math.isinf(now):
-        return f"{_UNKNOWN} Lots that tfdp draws have a smaller epsilon: {_ARRAYS}"
+        return f"{_UNKNOWN} Lots that tfdp draws have a smaller epsilon: {call}"
     cost = f"The {run.steps:,} planned steps have epsilon {format_epsilon(now)} at delta {delta:g}."
-    better = {
-        f"in Poisson lots of {size} out of {examples:,} examples, which tfdp draws: {_ARRAYS}": Poisson,
+    ways: dict[str, type] = {
+        f"in Poisson lots of {size} out of {examples:,} examples, which tfdp draws: {call}": Poisson,
         "if each example is at most once in an epoch, which you can declare: "
         "fit(tfdp.data.OncePerEpoch(batches)).": OncePerEpoch,
     }
-    found = [(epsilon(kind), words) for words, kind in better.items()]
+    found = [(epsilon(kind), words) for words, kind in ways.items()]
     less = [f"It is {format_epsilon(each)} {words}" for each, words in found if each < now]
     return " ".join([_UNKNOWN, cost, *less])
 
@@ -60,4 +63,22 @@ _UNKNOWN = (
     "Nothing is known about how these batches are drawn, so they are accounted as if every example "
     "were in every lot."
 )
-_ARRAYS = "fit(x, y, batch_size=...) or tfdp.data.make_lots('poisson', x, y, lot_size=...)."
+
+
+def _ways_to_lots(x, lot_size) -> str:
+    """The calls that lead from a user's batches to lots that tfdp draws."""
+    if hasattr(x, "class_names"):  # Keras' datasets of directories
+        return (
+            "tfdp.data.make_lots('poisson', source, "
+            f"lot_size={lot_size}) with source = tfdp.data.images_from_directory(...) or "
+            "texts_from_directory(...), which take the arguments of Keras' functions."
+        )
+    if isinstance(x, tf.data.Dataset):
+        return (
+            f"tfdp.data.make_lots('poisson', dataset.unbatch(), lot_size={lot_size}), which reads the "
+            "examples once; leave out shuffle and repeat, and put augmentation into lots.map(f)."
+        )
+    return (
+        "fit(x, y, batch_size=...) or tfdp.data.make_lots('poisson', x, y, lot_size=...), also of an "
+        "object that gives one example for an index."
+    )

@@ -14,9 +14,9 @@ from tfdp.training.cost_of_batches import warn_of_cost
 from tfdp.training.position import Position
 
 
-def steps_of(model, feed, epochs: int) -> Iterator[dict[str, float]]:
-    """Yields the logs of each step of a private model on a feed; `ModelPrivacy.steps` describes it."""
-    warn_of_cost(model, feed, epochs)
+def steps_of(model, x, feed, epochs: int) -> Iterator[dict[str, float]]:
+    """Yields the logs of each step on a feed of the data `x`; `ModelPrivacy.steps` describes it."""
+    warn_of_cost(model, x, feed, epochs)
     with model._training(feed, Position(until=epochs), epochs) as training:
         iterator = None
         for _ in range(epochs):

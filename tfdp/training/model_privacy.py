@@ -259,7 +259,7 @@ class ModelPrivacy:
             class_weight=class_weight,
             steps_per_epoch=steps_per_epoch,
         )
-        return steps_of(self._model, feed, epochs)
+        return steps_of(self._model, x, feed, epochs)
 
     def plan(self, *, epochs: int | None = None, steps: int | None = None) -> None:
         """Declares what the next trainings will take together, before the first step of them.

@@ -94,7 +94,7 @@ class PrivateTraining(SavedWithLedger):
             validation_batch_size=validation_batch_size,
             steps_per_epoch=steps_per_epoch,
         )
-        warn_of_cost(self, feed, epochs - initial_epoch)
+        warn_of_cost(self, x, feed, epochs - initial_epoch)
         warn_of_scales(self, feed.dataset.element_spec, class_weight)
         backup = backup_among(callbacks)
         check_callbacks(callbacks, self.optimizer)
