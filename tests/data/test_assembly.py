@@ -106,9 +106,29 @@ class TestFunctions:
         assert model.predict(data.SourceBatches(source, 3), verbose=0).shape == (4, 1)
 
     def test_what_cannot_be_traced_says_how(self):
-        with pytest.raises(Exception) as caught:
-            lots_of().map(lambda example: (np.asarray(example[0].numpy()), example[1])).spec  # noqa: B018
-        assert any("python=True" in note for note in caught.value.__notes__)
+        for function in (
+            lambda example: (np.asarray(example[0].numpy()), example[1]),
+            lambda x, y: (x / 255, y),
+        ):
+            with pytest.raises(Exception) as caught:
+                lots_of().map(function).spec  # noqa: B018
+            assert any("python=True" in note for note in caught.value.__notes__)
+        with pytest.raises(TypeError, match="returned None"):
+            lots_of().map(lambda example: None, python=True).spec  # noqa: B018
+
+    @pytest.mark.parametrize("python", [False, True])
+    def test_without_a_seed_they_are_called_for_each_view(self, python):
+        rng = np.random.default_rng(0)
+
+        def noisy(example):
+            noise = rng.normal(size=1) if python else tf.random.normal([1])
+            return example[0] + noise.astype("float32") if python else example[0] + noise, example[
+                1
+            ]
+
+        lots = lots_of(augmentations=4).map(lambda example: example).map(noisy, python=python)
+        ((x, _, _),) = take(lots, 1)
+        assert len(np.unique(x)) == 8 * 4
 
 
 IDS = np.array(["a", "b", "a", "c", "a", "b", "a", "a"])  # a has 5 examples, b 2 and c 1
@@ -170,6 +190,9 @@ class TestPeople:
             (IDS, None, "go together"),
             (IDS, 0, "examples_per_person"),
             (np.zeros(8), 1, "integer or text"),
+            (np.array([2, np.nan, 1, np.nan, 2, 1, 3, 2], object), 1, "row 1 is nan"),
+            ([*IDS[:7], None], 1, "row 7 is None"),
+            (np.array(["2020-01-01"] * 8, "datetime64[D]"), 1, "integer or text"),
         ):
             with pytest.raises(ValueError, match=message):
                 data.make_lots(
@@ -180,7 +203,14 @@ class TestPeople:
                     examples_per_person=per_person,
                 )
 
+    def test_ids_may_be_objects_of_one_type(self):
+        numbers = np.array([np.int64(i) if i % 2 else i for i in (2, 1, 2, 3, 1, 2, 2, 2)], object)
+        for ids in (numbers, IDS.astype(object), [b"a", b"b", b"a", b"c", b"a", b"b", b"a", b"a"]):
+            assert People(ids, 1).count == 3
+
     def test_splits_go_by_person(self):
+        with pytest.raises(ValueError, match="both sides"):
+            split_people(IDS, 0.9)
         train, held_out = split_people(IDS, 0.3)
         assert sorted([*train, *held_out]) == [*range(8)]
         assert not {*IDS[train]} & {*IDS[held_out]} and len({*IDS[held_out]}) == 1

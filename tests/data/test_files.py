@@ -63,7 +63,10 @@ class TestDirectories:
         assert len(rows_of(source[:3])[0]) == 3
         with pytest.raises(Exception, match=r"dogs/0\.png") as caught:
             rows_of(source)
-        assert caught.value.__notes__ == ["(row 3 of the source)"]
+        assert caught.value.__notes__ == [
+            f"(file {images / 'dogs' / '0.png'})",
+            "(row 3 of the source)",
+        ]
 
     def test_a_model_trains_on_them(self, images):
         source = data.images_from_directory(images, image_size=(8, 6))
@@ -109,6 +112,14 @@ class TestTables:
         assert source.in_memory() is not None
         x, y, weight = rows_of(table(COLUMNS, keys=("age", {"a": "city"}, "income")))
         assert (x.tolist(), [*y], weight.tolist()) == ([30, 40, 50], ["a"], [1.5, 2.5, 3.5])
+
+    def test_another_separator(self, tmp_path):
+        (tmp_path / "rows.csv").write_text("age;income\n30;1.5\n")
+        with pytest.raises(ValueError, match="separator"):
+            data.from_csv(tmp_path / "rows.csv", label="income")
+        assert (
+            rows_of(data.from_csv(tmp_path / "rows.csv", label="income", separator=";"))[1] == 1.5
+        )
 
     def test_what_is_missing_is_named(self, table, tmp_path):
         with pytest.raises(ValueError, match="incme"):

@@ -1,5 +1,8 @@
 """Anything that gives rows by index is a source, and is read only where it has to be."""
 
+import sys
+
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -94,6 +97,7 @@ def test_parts_are_of_the_same_rows():
         source[20:]
     with pytest.raises(ValueError, match="different indices"):
         source[np.array([1, 1])]
+    np.testing.assert_array_equal(source[Y == 2].rows(np.array([1]))[0], X[[5]])
     with pytest.raises(TypeError, match="parts"):
         source[3]
 
@@ -175,6 +179,87 @@ def test_an_error_of_a_row_names_the_row():
             use()
         assert raised.value.__notes__ == ["(row 7 of the source)"]
     model.fit(**fine, verbose=0)  # nothing is left over
+
+
+def other(**changes):
+    """Records of which one has other values; the first rows do not."""
+
+    def row(index):
+        example = {"a": X[index], "b": 1, "y": Y[index], "w": 0.2}
+        return example | (changes if index == 15 else {})
+
+    return data.as_source(Records(row), keys=({"a": "a", "b": "b"}, "y", "w"))
+
+
+@pytest.mark.parametrize("lot_size", [1, 10])
+@pytest.mark.parametrize(
+    "changes",
+    [{"w": None}, {"y": None}, {"a": np.ones(3)}, {"a": "text"}, {"b": 1.5}, {"y": np.ones(2)}],
+    ids=repr,
+)
+def test_a_row_of_another_form_is_named_and_changes_no_other_row(changes, lot_size):
+    source = other(**changes)
+    ((x, _, weight),) = data.make_lots("cyclic", source, lot_size=10).as_dataset().take(1)
+    assert x["b"].dtype == tf.int64 and np.array_equal(weight, np.full(10, np.float32(0.2)))
+    batches = data.SourceBatches(source, lot_size)
+    with pytest.raises(ValueError, match=r"Row 1\d of the source") as found:
+        for index in range(len(batches)):
+            batches[index]
+    if changes == {"w": None} and lot_size == 1:
+        return  # alone in its lot, a row without a weight has weight 1
+    lots = data.make_lots("cyclic", source, lot_size=lot_size)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"Row 1\d ") as raised:
+        [*lots.as_dataset().take(20 // lot_size)]
+    assert type(lots.cause_of(raised.value)) is type(found.value)
+
+
+def test_whole_numbers_become_floats_where_the_first_row_has_floats():
+    source = data.as_source(Records(lambda index: (X[index], 0.5 if index < 5 else index)))
+    lots = data.make_lots("cyclic", source, lot_size=5)
+    assert [y.dtype for _, y, _ in lots.as_dataset().take(4)] == [tf.float32] * 4
+
+
+def test_texts_are_evaluated_as_they_are_trained():
+    words = keras.layers.TextVectorization(vocabulary=["a", "b"], output_mode="multi_hot")
+    network = keras.Sequential([keras.Input((), dtype="string"), words, keras.layers.Dense(3)])
+    model = small(model=network, public_preprocessing=True)
+    source = data.as_source(Records(lambda index: ("a b" if index % 2 else "b", Y[index])))
+    model.fit(source, batch_size=5, validation_data=source, verbose=0)
+    assert np.isfinite(model.evaluate(source, verbose=0))
+    assert model.predict(source, verbose=0).shape == (20, 3)
+
+
+def test_parts_in_any_order_are_read_before_a_function():
+    ragged = data.as_source(Records(lambda index: (np.ones(index + 1), index)))
+    padded = ragged[np.array([7, 2, 9])].map(
+        lambda row: (tf.pad(row[0], [[0, 10 - tf.size(row[0])]]), row[1])
+    )
+    x, y, _ = padded.rows(np.array([0, 1, 2]))
+    assert y.tolist() == [7, 2, 9] and x.sum(axis=1).tolist() == [8, 3, 10]
+
+
+def test_what_is_no_source_to_train_on_says_what_to_do():
+    class Length(Records):
+        length = 0
+
+        def __len__(self):
+            return self.length
+
+    endless, model = Length(), seeded()
+    endless.length = sys.maxsize
+    lots = data.make_lots("poisson", X, Y, lot_size=5)
+    for use, message in (
+        (lambda: model.fit(endless, batch_size=5), "repeat"),
+        (lambda: model.fit(Length(), batch_size=5), "with rows"),
+        (lambda: model.fit({"train": Records(), "test": Records()}), r"x\['train'\]"),
+        (lambda: model.fit(Records(), Y), "as_source"),
+        (lambda: model.evaluate(lots), "lots.source"),
+        (lambda: model.fit(X, Y, validation_data=lots.as_dataset()), "lots.source"),
+        (lambda: model.evaluate(Records(), Y), "Leave out y"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            use()
+    assert model.evaluate(lots.source, verbose=0) == pytest.approx(model.evaluate(X, Y, verbose=0))
 
 
 class TestDatasets:

@@ -196,6 +196,16 @@ def test_a_lot_without_examples_leaves_metrics_as_they_are():
     equal(ours, expected(MetricInLoss, options, x[:6], y[:6], batch_size=6))
 
 
+@pytest.mark.parametrize("most", [1, 3])
+def test_the_loss_of_people_is_a_mean_over_people(most):
+    """However many of a person's examples there are, or could be."""
+    x, y = data(8)
+    model = small(sgd(rate=0.0))
+    lots = make_lots("cyclic", x, y, lot_size=4, privacy_ids=np.arange(8), examples_per_person=most)
+    found = model.fit(lots, verbose=0).history["loss"]
+    assert found == pytest.approx([model.evaluate(x, y, verbose=0)], rel=1e-5)
+
+
 def test_what_metrics_have_seen_does_not_reach_the_gradients():
     """A metric holds sums of private data without noise; a gradient must not depend on them."""
 

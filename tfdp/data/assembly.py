@@ -9,10 +9,12 @@ Formal guarantees:
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from tfdp.data.arrays import each_array
+from tfdp.data.examples import at_places, conformed
 from tfdp.data.mapping import RowFunction
 from tfdp.data.people import People
 from tfdp.data.permutation import siphash
@@ -58,6 +60,7 @@ class Assembly:
         people: bytes,
         views: bytes,
         step: int,
+        spec: tuple | None = None,
     ) -> tuple:
         """Returns the rows (x, y, sample_weight) of units, unit after unit, then padding.
 
@@ -67,6 +70,7 @@ class Assembly:
             people: secret that chooses among the examples of a person.
             views: secret that the seeds of functions follow from.
             step: number of the lot.
+            spec: the `tf.TensorSpec`s that all lots have; None does not compare them.
         """
         indices = self.neighbours(units)
         indices = np.where(indices < self.available, indices, -1)
@@ -80,11 +84,13 @@ class Assembly:
             found = np.zeros(rows, np.int64)
             found[present] = np.arange(len(present))
             drawn = self._mapped(indices[present], present % self.augmentations, views, step)
-            x, y, weight = each_array(lambda column: np.take(column, found, axis=0), drawn)
+            x, y, weight = at_places(drawn, found)
         else:
             taken = np.full(rows, indices[present[0]] if len(present) else 0)
             taken[present] = indices[present]
             x, y, weight = self.source.take(taken)
+        if spec is not None:
+            x, y = conformed((x, y), spec[:2], int(indices[present[0]]) if len(present) else 0)
         share = np.zeros(rows, np.float32)
         share[present] = scale[present]
         if weight is None:
@@ -105,22 +111,22 @@ class Assembly:
         if not len(indices):
             indices = views = np.zeros(1, np.int64)
         at, places = np.unique(indices, return_inverse=True)
-        rows = self.source.read(at)
+        rows: Any = self.source.read(at)
         seeds, repeated = np.zeros((len(at), 2), np.int32), False
-        for function in self.functions:
-            if function.seeded and not repeated:
-                rows, at, repeated = _repeated(rows, places), indices, True
+        for function, random in zip(self.functions, self._random(), strict=True):
+            if random and not repeated:
+                rows, at, repeated = at_places(rows, places), indices, True
                 seeds = _seeds(siphash(secret, step, indices, views))
             rows = function(rows, seeds, at)
-        made = rows if repeated else _repeated(rows, places)
-        assert isinstance(made, tuple)  # there is a function
-        return made
+        return rows if repeated else at_places(rows, places)
 
+    def _random(self) -> list[bool]:
+        """Which functions may give something else for each view of an example.
 
-def _repeated(rows, places):
-    if isinstance(rows, list):
-        return [rows[place] for place in places]
-    return each_array(lambda column: np.take(column, places, axis=0), rows)
+        Without a seed they may draw by themselves; they are called for each view if no other one does.
+        """
+        seeded = [function.seeded for function in self.functions]
+        return seeded if any(seeded) else [self.augmentations > 1] * len(seeded)
 
 
 def _seeds(hashes):

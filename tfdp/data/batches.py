@@ -1,5 +1,6 @@
 """Batches of a source in its order, for evaluation, validation and prediction."""
 
+import functools
 import math
 from typing import Any
 
@@ -7,9 +8,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp.data.arrays import texts_as_tensors
+from tfdp.data.arrays import each_array, texts_as_tensors
 from tfdp.data.calls import Calls
-from tfdp.data.sources import Source, as_source
+from tfdp.data.examples import conformed, dtype_in_lots
+from tfdp.data.lots import Lots
+from tfdp.data.sources import Source, as_source, is_source
 
 
 class SourceBatches(keras.utils.PyDataset):
@@ -29,7 +32,7 @@ class SourceBatches(keras.utils.PyDataset):
 
     def __init__(self, source: Source, batch_size: int = 32):
         super().__init__()
-        self._source, self._batch_size, self._calls = source, batch_size, Calls()
+        self._source, self._batch_size, self._calls = as_source(source), batch_size, Calls()
 
     def __len__(self) -> int:
         return -(-len(self._source) // self._batch_size)
@@ -37,16 +40,45 @@ class SourceBatches(keras.utils.PyDataset):
     def __getitem__(self, index: int):
         first = index * self._batch_size
         rows = np.arange(first, min(first + self._batch_size, len(self._source)))
-        return keras.utils.pack_x_y_sample_weight(*self._calls.call(self._source.rows, rows))
+        return keras.utils.pack_x_y_sample_weight(*self._calls.call(self._rows, rows))
+
+    def _rows(self, indices):
+        rows = conformed(self._source.rows(indices), self._spec, int(indices[0]))
+        return each_array(texts_as_tensors, rows)
+
+    @functools.cached_property
+    def _spec(self):
+        return each_array(
+            lambda column: tf.TensorSpec((None, *column.shape[1:]), dtype_in_lots(column)),
+            self._source.rows(np.zeros(1, np.int64)),
+        )
 
     def cause_of(self, error: tf.errors.OpError) -> Exception:
         """Returns the exception of the source that TensorFlow turned into `error`."""
         return self._calls.cause_of(error)
 
 
-def in_order(data: Any, batch_size: int | None) -> SourceBatches:
-    """Batches of anything that `as_source` takes, of 32 rows by default."""
-    return SourceBatches(as_source(data), batch_size or 32)
+def to_evaluate(data: Any, batch_size: int | None, y: Any = None) -> Any:
+    """Returns data as Keras evaluates them: the rows of a source in order, and all else as it is.
+
+    Args:
+        data: an argument of `evaluate`, `predict` or `fit`.
+        batch_size: number of rows in a batch; None takes 32.
+        y: the targets beside it, which a source has itself.
+
+    Raises:
+        ValueError: the data are lots, which have no end; or there are targets beside a source.
+    """
+    if isinstance(data, Lots) or hasattr(data, "tfdp_lots"):
+        raise ValueError(
+            "Lots are drawn at random without end, for training. Evaluate what they are drawn from: "
+            "arrays, a source such as lots.source, or source.map(f) where lots.map(f) was applied."
+        )
+    if not is_source(data):
+        return data
+    if y is not None:
+        raise ValueError("A source gives whole rows (x, y, sample_weight). Leave out y.")
+    return SourceBatches(data, batch_size or 32)
 
 
 def split_last(source: Source, share: float, batch_size: int | None) -> tuple[Source, Any]:
@@ -69,5 +101,5 @@ def split_last(source: Source, share: float, batch_size: int | None) -> tuple[So
     train, held_out = source[:first], source[first:]
     arrays = held_out.in_memory()
     if arrays is None:
-        return train, in_order(held_out, batch_size)
+        return train, SourceBatches(held_out, batch_size or 32)
     return train, keras.utils.pack_x_y_sample_weight(*map(texts_as_tensors, arrays))

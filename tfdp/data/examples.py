@@ -16,12 +16,19 @@ from tfdp.data.calls import check_running
 
 
 def stacked(examples: Sequence[tuple], indices: np.ndarray) -> tuple:
-    """Stacks structures of values; ValueError with a row's index if the shapes of rows differ.
+    """Stacks structures of values; ValueError with a row's index if rows have different forms.
 
     Args:
         examples: at least one.
         indices: their rows in the source, for messages.
     """
+    form = _form(examples[0])
+    for index, example in zip(indices, examples, strict=True):
+        if (other := _form(example)) != form:
+            raise ValueError(
+                f"Row {index} of the source has the entries {other}, and row {indices[0]} has {form}. "
+                "Give all rows the same entries, in the source or by map(f)."
+            )
     columns: list = []
     for values in zip(*map(tf.nest.flatten, examples), strict=True):
         if values[0] is None:
@@ -38,9 +45,86 @@ def stacked(examples: Sequence[tuple], indices: np.ndarray) -> tuple:
     return tf.nest.pack_sequence_as(examples[0], columns)
 
 
+def _form(example):
+    """The names and places of the values of an example, and which are texts or absent."""
+    if isinstance(example, dict):
+        return {name: _form(example[name]) for name in sorted(example)}
+    if isinstance(example, tuple):
+        return tuple(map(_form, example))
+    return None if example is None else _TEXT if _is_text(example) else _NUMBERS
+
+
+class _Word(str):
+    __repr__ = str.__str__
+
+
+_TEXT, _NUMBERS = _Word("text"), _Word("numbers")
+
+
+def _is_text(value) -> bool:
+    dtype = getattr(value, "dtype", None)
+    if isinstance(dtype, np.dtype):
+        return dtype.kind in "OSU"
+    return isinstance(value, bytes | str) or dtype is tf.string
+
+
+def conformed(rows: tuple, spec: tuple, index: int) -> tuple:
+    """Rows with the entries, shapes and dtypes of the first row of a source.
+
+    Args:
+        rows: structures of arrays [rows, ...].
+        spec: the same of `tf.TensorSpec`s.
+        index: one of the rows in the source, for messages.
+
+    Raises:
+        ValueError: they differ. Whole numbers become floats where the first row has floats.
+    """
+    remedy = "Give all rows the same entries, shapes and types, in the source or by map(f)."
+    try:
+        tf.nest.assert_same_structure(rows, spec)
+        pairs = [*zip(tf.nest.flatten(rows), tf.nest.flatten(spec), strict=True)]
+        if any((column is None) != (wanted is None) for column, wanted in pairs):
+            raise ValueError("Some are None.")
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"Row {index} of the source has other entries than row 0. {remedy}"
+        ) from error
+    columns = []
+    for column, wanted in pairs:
+        if column is not None and (column := _as_in(column, wanted)) is None:
+            raise ValueError(
+                f"Row {index} of the source has another shape or type than row 0, which has "
+                f"{wanted.dtype.name} of shape {tuple(wanted.shape[1:])}. {remedy}"
+            )
+        columns.append(column)
+    return tf.nest.pack_sequence_as(rows, columns)
+
+
+def _as_in(column: np.ndarray, wanted: tf.TensorSpec) -> np.ndarray | None:
+    """A column in the dtype of a spec; None if it does not fit the spec."""
+    found, dtype = dtype_in_lots(column), wanted.dtype
+    numbers = (found.is_integer or found.is_bool or found.is_floating) and dtype.is_floating
+    if column.shape[1:] != tuple(wanted.shape[1:]) or not (found == dtype or numbers):
+        return None
+    return column if found == dtype else column.astype(dtype.as_numpy_dtype)
+
+
 def as_value(value: Any) -> Any:
     """A value of one example as an array; bytes stay, since NumPy cuts zeros off their end."""
-    return value if isinstance(value, bytes | str) else np.asarray(value)
+    if isinstance(value, bytes | str):
+        return value
+    array = np.asarray(value)
+    texts = array.dtype.kind == "O" and all(isinstance(v, bytes | str) for v in array.flat)
+    if array.dtype.kind in "OMmV" and not texts and array.dtype.name != "bfloat16":
+        raise TypeError(f"Expected numbers or texts. Received {value!r} ({type(value).__name__}).")
+    return array
+
+
+def at_places(rows: Any, places: np.ndarray) -> Any:
+    """The rows at places, of a structure of arrays or of a list of examples."""
+    if isinstance(rows, list):
+        return [rows[place] for place in places]
+    return each_array(lambda column: np.take(column, places, axis=0), rows)
 
 
 def stack(values: Sequence) -> np.ndarray:

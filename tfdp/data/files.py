@@ -43,7 +43,11 @@ class _RandomAccess:
         return int(self._dataset.cardinality())
 
     def __getitem__(self, index):
-        element = tf.data.experimental.at(self._dataset, index)
+        try:
+            element = tf.data.experimental.at(self._dataset, index)
+        except tf.errors.OpError as error:
+            error.add_note(f"(file {self._dataset.file_paths[index]})")
+            raise
         return tf.nest.map_structure(lambda tensor: tensor.numpy(), element)
 
 
@@ -115,17 +119,20 @@ def _from_directory(read, directory, options) -> Files:
     return Files(read(directory, shuffle=False, batch_size=None, **options))
 
 
-def from_csv(path: Any, *, label: str | None = None, keys: Any = None) -> Source:
+def from_csv(
+    path: Any, *, label: str | None = None, keys: Any = None, separator: str = ","
+) -> Source:
     """Returns a source of the rows of CSV files, which are read into memory.
 
     Args:
         path: a file with a header, a list of them, or a folder of them; what pyarrow takes.
         label: name of the column of targets; all others are inputs, in a dictionary of arrays.
         keys: instead of `label`: the names of x, (x, y) or (x, y, sample_weight), in structures.
+        separator: what stands between values.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: there is no such column, or a value is missing.
+        ValueError: there is no such column, or a number is missing; a missing text is "".
 
     Example:
         >>> import pathlib, tempfile, numpy as np, tfdp
@@ -135,7 +142,9 @@ def from_csv(path: Any, *, label: str | None = None, keys: Any = None) -> Source
         >>> source.rows(np.array([1]))[:2]
         ({'age': array([40]), 'city': array([b'Oslo'], dtype=object)}, array([2.5], dtype=float32))
     """
-    return _from_table(path, "csv", label, keys, None)
+    options = importlib.import_module("pyarrow.csv").ParseOptions(delimiter=separator)
+    kind = importlib.import_module("pyarrow.dataset").CsvFileFormat(parse_options=options)
+    return _from_table(path, kind, label, keys, None)
 
 
 def from_parquet(
@@ -179,7 +188,8 @@ def _from_table(path, kind, label, keys, arrays) -> Source:
         raise ValueError("label and keys both name the targets. Pass one of them.")
     wanted = [*dict.fromkeys(tf.nest.flatten(keys))]
     for name in wanted:
-        one_of("label" if name == label else "keys", name, names)
+        remedy = "Check the name, and the separator of a CSV file."
+        one_of("label" if name == label else "keys", name, names, remedy=remedy)
     if arrays is None:
         columns = _read(table, wanted, lambda name, shape, dtype: np.empty(shape, dtype))
     else:

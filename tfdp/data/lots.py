@@ -312,7 +312,8 @@ class Lots:
             # Words of a given order are secret, and those of a user's seed are not.
             viewing = self._view_words if order is None else words
             views = viewing.secret(stream, purpose=VIEWS)
-            return all_arrays(self._assembly.lot(units, self._rows, people, views, step))
+            lot = self._assembly.lot(units, self._rows, people, views, step, spec)
+            return all_arrays(lot)
 
         def packed(*columns):
             left = iter(columns)

@@ -67,7 +67,12 @@ class RowFunction:
             return stacked([_unpacked(made) for made in in_threads(_named, calls)], indices)
 
     def _called(self, example, seed):
-        return self.function(example, seed) if self.seeded else self.function(example)
+        made = self.function(example, seed) if self.seeded else self.function(example)
+        if made is None:
+            raise TypeError(
+                "The function of map returned None. Return x, (x, y) or (x, y, sample_weight)."
+            )
+        return made
 
     @functools.cached_property
     def _traced(self):
@@ -98,8 +103,9 @@ class RowFunction:
 _PARALLEL = min(8, os.cpu_count() or 1)
 
 _NOT_TRACED = (
-    "(a function of lots.map is traced by TensorFlow, as in Dataset.map; map(f, python=True) calls a "
-    "Python function with NumPy arrays)"
+    "(map(f) calls f(example) or f(example, seed); an example is x or a tuple such as (x, y). "
+    "TensorFlow traces f, as in Dataset.map; map(f, python=True) calls a Python function with NumPy "
+    "arrays)"
 )
 
 

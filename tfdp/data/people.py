@@ -31,12 +31,7 @@ class People:
     """
 
     def __init__(self, privacy_ids: Any, max_examples: int):
-        ids = np.asarray(privacy_ids)
-        if ids.ndim != 1 or not len(ids) or ids.dtype.kind in "fc":
-            raise ValueError(
-                "Invalid value received for argument `privacy_ids`. Expected one integer or text for "
-                f"each example. Received an array of shape {ids.shape} and dtype {ids.dtype}."
-            )
+        ids = _ids(privacy_ids)
         self.max_examples = whole("examples_per_person", max_examples, 1)
         self.num_rows = len(ids)
         self._rows = np.argsort(ids, kind="stable")
@@ -70,6 +65,28 @@ class People:
         return found, np.minimum(counts, k)
 
 
+def _ids(privacy_ids) -> np.ndarray:
+    """Ids as integers or texts [N]; equal ones are equal in every order of sorting."""
+    ids = np.asarray(privacy_ids)
+    if ids.dtype.kind == "O" and ids.size:
+        kinds = (int, np.integer), str, bytes
+        kind = next((kind for kind in kinds if isinstance(ids.flat[0], kind)), ())
+        for row, value in enumerate(ids.flat):
+            if not isinstance(value, kind):
+                raise ValueError(
+                    f"The id of row {row} is {value!r}, and other ids are integers or texts. Expected "
+                    "privacy_ids of one type and without gaps: give rows without an id one of their "
+                    "own, or leave them out."
+                )
+        ids = np.array(ids.tolist())
+    if ids.ndim != 1 or not len(ids) or ids.dtype.kind not in "biuSU":
+        raise ValueError(
+            "Invalid value received for argument `privacy_ids`. Expected one integer or text for each "
+            f"example. Received an array of shape {ids.shape} and dtype {ids.dtype}."
+        )
+    return ids
+
+
 def split_people(privacy_ids: Any, fraction: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Splits the rows of a data set so that all examples of a person are on one side.
 
@@ -87,10 +104,13 @@ def split_people(privacy_ids: Any, fraction: float, seed: int = 0) -> tuple[np.n
         >>> len(train) + len(held_out), len(held_out) <= 2
         (6, True)
     """
-    found, numbers = np.unique(np.asarray(privacy_ids), return_inverse=True)
-    if not 0.0 < fraction < 1.0:
-        raise ValueError(f"Expected a fraction between 0 and 1. Received: {fraction}")
+    found, numbers = np.unique(_ids(privacy_ids), return_inverse=True)
+    held = max(1, round(fraction * len(found)))
+    if not 0.0 < fraction < 1.0 or held == len(found):
+        raise ValueError(
+            f"Expected a fraction between 0 and 1 that leaves somebody on both sides. Received "
+            f"{fraction} of {len(found)} people."
+        )
     outside = np.zeros(len(found), bool)
-    chosen = np.random.default_rng(seed).permutation(len(found))
-    outside[chosen[: max(1, round(fraction * len(found)))]] = True
+    outside[np.random.default_rng(seed).permutation(len(found))[:held]] = True
     return np.flatnonzero(~outside[numbers]), np.flatnonzero(outside[numbers])

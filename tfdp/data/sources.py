@@ -30,6 +30,7 @@ from tfdp.data.arrays import (
     each_array,
 )
 from tfdp.data.examples import (
+    at_places,
     dtype_in_lots,
     in_lots,
     in_threads,
@@ -41,6 +42,8 @@ from tfdp.data.mapping import RowFunction
 
 # A row that names a source that is not held in memory: its first value and the number of these rows.
 _FINGERPRINT_ROWS = 1000
+# The length of an endless `grain.MapDataset` is `sys.maxsize`; this is less than any such number.
+_ENDLESS = 2**62
 
 
 class Source(abc.ABC):
@@ -69,8 +72,7 @@ class Source(abc.ABC):
     def take(self, indices: np.ndarray) -> tuple:
         """Returns the rows at any indices, in their order; `indices` has at least one."""
         found, places = np.unique(indices, return_inverse=True)
-        rows = self.rows(found)
-        return each_array(lambda column: np.take(column, places, axis=0), rows)
+        return at_places(self.rows(found), places)
 
     def read(self, indices: np.ndarray) -> tuple | list[tuple]:
         """Returns rows as `rows` does, or as a list of examples whose shapes may differ.
@@ -87,11 +89,14 @@ class Source(abc.ABC):
         """A part of the source, such as `source[:50_000]`; the rows stay where they are.
 
         Args:
-            part: a slice, or the indices of the rows, integers of shape [n], each once.
+            part: a slice; the indices of the rows, integers of shape [n], each once; or a mask, bool of
+                shape [rows].
         """
         if isinstance(part, slice):
             return Part(self, range(*part.indices(len(self))))
         places = np.asarray(part)
+        if places.dtype == bool and places.shape == (len(self),):
+            places = np.flatnonzero(places)
         if places.ndim != 1 or places.dtype.kind not in "iu":
             raise TypeError(
                 "A source has parts, source[a:b] or source[indices], and rows, source.rows(indices). "
@@ -168,7 +173,12 @@ class Records(Source):
         self._records, self._keys = records, keys
 
     def __len__(self) -> int:
-        return len(self._records)
+        length = len(self._records)
+        if not 0 < length < _ENDLESS:
+            raise ValueError(
+                "Expected a source with rows and with an end. Leave out repeat(): lots do not run out."
+            )
+        return length
 
     def rows(self, indices: np.ndarray) -> tuple:
         return stacked(self.read(indices), indices)
@@ -227,7 +237,11 @@ class Part(Source):
         return self._source.take(self._at(indices))
 
     def read(self, indices: np.ndarray) -> tuple | list[tuple]:
-        return self._source.read(self._at(indices)) if self._increasing else self.rows(indices)
+        at = self._at(indices)
+        if self._increasing:
+            return self._source.read(at)
+        order = np.argsort(at)
+        return at_places(self._source.read(at[order]), np.argsort(order))
 
     def _at(self, indices):
         if isinstance(self._places, range):
@@ -256,8 +270,9 @@ class Mapped(Source):
     def __init__(self, source: Source, function: RowFunction):
         if function.seeded:
             raise ValueError(
-                "Expected a function of an example. Received one that takes a seed too, and a source "
-                "gives the same rows again and again. Use lots.map(f), where each step has its seeds."
+                "Expected a function of one example, such as (x, y), as one argument. Received one of "
+                "two, an example and a seed, and a source gives the same rows again and again. Use "
+                "lots.map(f), where each step has its seeds."
             )
         self._source, self._function = source, function
 
@@ -336,16 +351,25 @@ def as_source(x: Any, y: Any = None, sample_weight: Any = None, *, keys: Any = N
         >>> lots.num_examples, lots.steps_per_epoch
         (100, 10)
     """
+    if keys is not None and hasattr(x, "keys") and not isinstance(x, Mapping):
+        x = {name: x[name] for name in x.keys()}  # noqa: SIM118, a group of Zarr has no other iterator
     if is_source(x):
         given = [n for n, v in (("y", y), ("sample_weight", sample_weight)) if v is not None]
         if given or (keys is not None and isinstance(x, Source)):
             raise ValueError(
                 f"{[*given, 'keys'][0]!r} goes with arrays or records. This source, a "
-                f"{type(x).__name__}, gives whole rows (x, y, sample_weight)."
+                f"{type(x).__name__}, gives whole rows (x, y, sample_weight). Of records that are "
+                "dictionaries, as_source(records, keys=('x', 'y')) names the entries; a column of a "
+                "table becomes an array by np.asarray(column)."
             )
         return x if isinstance(x, Source) else Records(x, keys)
     if keys is not None:
         x = _entries(x, keys)
+    elif isinstance(x, Mapping) and (several := [n for n, v in x.items() if is_source(v)]):
+        raise ValueError(
+            f"Received a dictionary of sources: {several}. Pass one of them, as x[{several[0]!r}]; "
+            "columns of a table become arrays by np.asarray(column)."
+        )
     if y is None and isinstance(x, tuple) and len(x) in (2, 3):
         return Columns(*x)
     return Columns(x, y, sample_weight)

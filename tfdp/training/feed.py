@@ -25,7 +25,7 @@ from tfdp.data import (
     make_lots,
     row_multiple_for,
 )
-from tfdp.data.batches import in_order, split_last
+from tfdp.data.batches import split_last, to_evaluate
 from tfdp.data.sources import is_source
 from tfdp.layers.public import public_layers
 from tfdp.training.batches import Batches, batches_of, is_batches
@@ -146,8 +146,7 @@ class Feeder:
                 f"make_lots gives them. Received: {type(lots).__name__}"
             )
         batches = lots is None and not is_source(x) and is_batches(x)
-        if is_source(validation_data):
-            validation_data = in_order(validation_data, validation_batch_size or batch_size)
+        validation_data = to_evaluate(validation_data, validation_batch_size or batch_size)
         if lots is not None or batches:
             _refuse_arguments_of_arrays(
                 y=y,

@@ -78,7 +78,7 @@ def _examples(forward, traced, seen, x, y, sample_weight, outputs):
         variable.assign(tf.where(some, tf.convert_to_tensor(variable), value))
 
 
-def update_losses(model, lot, sample_weight, penalty) -> None:
+def update_losses(model, lot, sample_weight, penalty, views: int) -> None:
     """Updates the loss, and the losses of single outputs, which Keras logs for models with several.
 
     Args:
@@ -86,8 +86,12 @@ def update_losses(model, lot, sample_weight, penalty) -> None:
         lot: the `BoundedSum` of a lot.
         sample_weight: float32 [rows]; rows of weight zero are absent.
         penalty: scalar; the penalties of the weight regularizers, which belong to the loss.
+        views: number of consecutive rows that are averaged, whether all of them are present or not.
     """
     weights = tf.cast(tf.not_equal(sample_weight, 0.0), tf.float32)
+    if views > 1:
+        units = tf.reduce_max(tf.reshape(weights, [-1, views]), axis=1)
+        weights = tf.repeat(units, views)
     # The loss of a padding row may be NaN, and NaN times zero is NaN.
     losses = tf.math.multiply_no_nan(lot.losses, sample_weight)
     loss_tracker(model).update_state(losses + penalty, sample_weight=weights)

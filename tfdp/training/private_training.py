@@ -15,8 +15,7 @@ from tfdp._validate import whole
 from tfdp.accounting.sampling import Unknown
 from tfdp.data import Lots
 from tfdp.data.arrays import common_length, in_floatx
-from tfdp.data.batches import SourceBatches, in_order
-from tfdp.data.sources import is_source
+from tfdp.data.batches import SourceBatches, to_evaluate
 from tfdp.training.backup import backup_among
 from tfdp.training.building import build_for
 from tfdp.training.checks import check_optimizer, refuse_mixing_layers, refuse_own_train_step
@@ -168,15 +167,13 @@ class PrivateTraining(SavedWithLedger):
 
     def evaluate(self, x=None, y=None, batch_size=None, *args, **kwargs):
         """`keras.Model.evaluate`; `x` may also be a source of examples (`tfdp.data.as_source`)."""
-        if is_source(x):
-            x = in_order(x, batch_size)
+        x = to_evaluate(x, batch_size, y)
         with _causes_of(x):
             return super().evaluate(x, y, batch_size, *args, **kwargs)
 
     def predict(self, x, batch_size=None, *args, **kwargs):
         """`keras.Model.predict`; `x` may also be a source of examples (`tfdp.data.as_source`)."""
-        if is_source(x):
-            x = in_order(x, batch_size)
+        x = to_evaluate(x, batch_size)
         with _causes_of(x):
             return super().predict(x, batch_size, *args, **kwargs)
 

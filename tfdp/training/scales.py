@@ -73,7 +73,7 @@ def _unscaled_bytes(model, lots):
         x = [x.get(each.name) for each in inputs]
     pairs = zip(inputs, keras.tree.flatten(x), strict=False)
     names = {
-        id(each): each.name for each, spec in pairs if spec is not None and spec.dtype == tf.uint8
+        id(each): each.name for each, spec in pairs if getattr(spec, "dtype", None) == tf.uint8
     }
     found = []
     for layer in layers_of(model) if names else ():

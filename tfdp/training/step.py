@@ -87,7 +87,7 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
         penalties = forward.regularization()
         noise_scale = optimizer.update(lot, session, forward.variables, penalties)
     diagnostics.update(lot, tf.cast(noise_scale, tf.float32))
-    update_losses(model, lot, sample_weight, penalty)
+    update_losses(model, lot, sample_weight, penalty, contribution.views)
     if in_chunks:
         return model.get_metrics_result()
     return own_logs(*watched, x, y, sample_weight, lot.outputs)
