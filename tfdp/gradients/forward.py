@@ -9,6 +9,8 @@ running statistic "seed_generator_state". `first_pass` checks that no new value 
 example.
 """
 
+import contextlib
+
 import keras
 import tensorflow as tf
 
@@ -18,6 +20,7 @@ from tfdp._compat.keras import (
     compute_loss_as_keras,
     forget_dropout_masks,
     layers_of,
+    replaced,
     seed_generators,
     shared_seed_generator,
     without_penalties,
@@ -228,7 +231,12 @@ class Forward:
             inlined_functions(),
             without_recomputation(),
             without_penalties(self.model) as asked,
+            contextlib.ExitStack() as stack,
         ):
+            for each in keras.tree.flatten(self.model.loss):
+                if getattr(each, "reduction", "") in (None, "none"):
+                    # Keras cannot add penalties to the vector, whose gradient is that of its sum.
+                    stack.enter_context(replaced(each, reduction="sum"))
             loss = compute_loss_as_keras(
                 self.model, with_none(x), with_none(y), y_pred, sample_weight
             )
