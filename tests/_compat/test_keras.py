@@ -400,3 +400,25 @@ def test_become():
     assert [weight.path for weight in model.weights] == [weight.path for weight in other.weights]
     layer.gamma.assign([2.0] * 4)
     np.testing.assert_array_equal(model(x), 2 * expected)
+
+
+def test_a_quantized_layer_with_a_map_of_policies_is_saved_with_its_own():
+    policies = keras.dtype_policies.DTypePolicyMap("float32")
+    policies["model/table"] = "int8_from_float32"
+    table = layers.Embedding(8, 4, name="table", dtype=policies)
+    model = keras.Sequential([keras.Input((3,), dtype="int32"), table], name="model")
+    assert table.quantization_mode == "int8"
+    with pytest.raises(ValueError, match="object"):  # else this is not needed any more
+        _saved(table)
+    borrowed.take_policy(table)
+    assert table.quantization_mode == "int8" and len(_saved(table)) == 2
+    borrowed.take_policy(table)
+    assert model(np.zeros((1, 3))).shape == (1, 3, 4)
+
+
+def _saved(layer):
+    values = {}
+    layer.save_own_variables(values)
+    if any(np.asarray(value).dtype == object for value in values.values()):
+        raise ValueError("A value is an object.")
+    return values

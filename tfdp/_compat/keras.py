@@ -154,6 +154,16 @@ def become(layer, other) -> None:
     object.__setattr__(layer, "__class__", type(other))
 
 
+def take_policy(layer) -> None:
+    """Gives a layer its own policy of those of a `DTypePolicyMap`, as before its model was saved.
+
+    Keras cannot save a quantized layer whose `_dtype_policy` is the map.
+    """
+    policies = layer.dtype_policy
+    if isinstance(policies, keras.dtype_policies.DTypePolicyMap) and layer.path in policies:
+        layer._dtype_policy = policies[layer.path]
+
+
 def was_given_vocabulary(layer) -> bool:
     """Whether a lookup layer got its vocabulary in its constructor (`_has_input_vocabulary`).
 

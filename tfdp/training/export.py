@@ -6,7 +6,7 @@ import tempfile
 import keras
 import numpy as np
 
-from tfdp._compat.keras import become, is_graph_of_layers, layers_of
+from tfdp._compat.keras import become, is_graph_of_layers, layers_of, take_policy
 from tfdp._files import replaced_whole
 from tfdp.layers import PrivateBatchNormalization
 from tfdp.training.files import plainly
@@ -24,11 +24,15 @@ def plain_copy(model: keras.Model) -> keras.Model:
     Raises:
         NotImplementedError, TypeError: the model is subclassed without `get_config`.
     """
+    for layer in layers_of(model):
+        take_policy(layer)  # it may come from a file
     with plainly(*layers_of(model, itself=True)):
         copy = type(model).from_config(model.get_config())
     if not copy.built:
         copy.build_from_config(model.get_build_config())
     replace_again(copy, replacements(model))
+    for layer in layers_of(copy):
+        take_policy(layer)
     values_into(copy, model)
     return copy
 
