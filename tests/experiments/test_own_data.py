@@ -12,6 +12,7 @@ from tfdp.experiments import (
     network,
     own_data,
     read_record,
+    run,
     run_into,
 )
 
@@ -122,6 +123,17 @@ def test_a_training_on_a_table_resumes_in_the_middle_of_an_epoch(table, tmp_path
     assert result.run.sampling.num_examples == 80
     assert Experiment(**record["settings"]) == experiment
     assert "public" in (tmp_path / "r" / "model_card.md").read_text()
+
+
+def test_a_lot_is_no_larger_than_the_data(table):
+    with pytest.raises(ValueError, match=r"--batch_size=81 is more than the 80 .* --batch_size=8"):
+        run(Experiment(**table | {"batch_size": 81}), verbose=0)
+
+
+def test_a_name_of_tensorflow_datasets_may_have_a_prefix():
+    assert Experiment(dataset="tfds:mnist") == Experiment(dataset="mnist")
+    (point,) = command.points(["train.py", "--dataset=tfds:digits"])
+    assert point.experiment.dataset == "digits"
 
 
 def test_a_folder_of_images(tmp_path):

@@ -157,7 +157,12 @@ def _prepare(experiment, world) -> _Task:
         x, y, *weight = world.data(dataset.x_train, dataset.y_train)
         x_test, sample_weight = world.inputs(dataset.x_test), weight[0] if weight else None
         dataset = dataclasses.replace(dataset, x_train=x, y_train=y, x_test=x_test)
-    experiment = complete(experiment, len(dataset.y_train))
+    if experiment.batch_size > (examples := len(dataset.y_train)):
+        raise ValueError(
+            f"--batch_size={experiment.batch_size} is more than the {examples} training examples. The "
+            f"smaller a lot, the more is amplified by sampling: --batch_size={max(1, examples // 10)}."
+        )
+    experiment = complete(experiment, examples)
     model, notes = network.build(experiment, dataset)
     lots = data.make_lots(
         experiment.sampling,

@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import os
 import pathlib
+import re
 import shlex
 import sys
 import time
@@ -109,7 +110,8 @@ def _place(points: list[Point], options: Options) -> pathlib.Path:
     if options.model_dir:
         return pathlib.Path(options.model_dir)
     of = points[0].experiment
-    name = "sweep" if points[0].values else f"{of.dataset}_{of.mechanism}".replace("/", "-")
+    name = "sweep" if points[0].values else f"{of.dataset}_{of.mechanism}"
+    name = re.sub(r"[^\w.-]+", "-", name)  # a path of own data becomes one name
     path = first = pathlib.Path("runs", f"{name}_{time.strftime('%Y%m%d-%H%M%S')}")
     number = 1
     while path.exists() or os.path.exists(f"{path}{run_folder.UNFINISHED}"):  # of the same second
