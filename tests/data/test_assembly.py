@@ -187,7 +187,8 @@ class TestPeople:
     def test_ids_fit_the_data(self):
         for ids, per_person, message in (
             (IDS[:7], 1, "7 privacy_ids for 8"),
-            (IDS, None, "go together"),
+            (IDS, None, "examples_per_person is missing"),
+            ("person", 1, "read the column"),
             (IDS, 0, "examples_per_person"),
             (np.zeros(8), 1, "integer or text"),
             (np.array([2, np.nan, 1, np.nan, 2, 1, 3, 2], object), 1, "row 1 is nan"),

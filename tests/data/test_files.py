@@ -63,10 +63,10 @@ class TestDirectories:
         assert len(rows_of(source[:3])[0]) == 3
         with pytest.raises(Exception, match=r"dogs/0\.png") as caught:
             rows_of(source)
-        assert caught.value.__notes__ == [
-            f"(file {images / 'dogs' / '0.png'})",
-            "(row 3 of the source)",
-        ]
+        assert caught.value.__notes__ == ["(row 3 of the source)"]
+        (images / "dogs" / "0.png").write_text("no image")
+        with pytest.raises(ValueError, match=r"0\.png cannot be read: .* Repair"):
+            rows_of(source)
 
     def test_a_model_trains_on_them(self, images):
         source = data.images_from_directory(images, image_size=(8, 6))
@@ -126,6 +126,8 @@ class TestTables:
             table(COLUMNS, label="incme")
         with pytest.raises(ValueError, match="'age' has no value in row 1"):
             table(COLUMNS | {"age": [30, None, 50]}, label="income")
+        gaps = table(COLUMNS | {"age": [30, None, 50]}, label="income", missing={"age": 40})
+        assert rows_of(gaps)[0]["age"].tolist() == [30, 40, 50]
         for read in (data.from_csv, data.from_parquet):
             with pytest.raises(FileNotFoundError):
                 read(tmp_path / "none")

@@ -1,6 +1,7 @@
 """Anything that gives rows by index is a source, and is read only where it has to be."""
 
 import sys
+import time
 
 import keras
 import numpy as np
@@ -260,6 +261,40 @@ def test_what_is_no_source_to_train_on_says_what_to_do():
         with pytest.raises(ValueError, match=message):
             use()
     assert model.evaluate(lots.source, verbose=0) == pytest.approx(model.evaluate(X, Y, verbose=0))
+
+
+def test_rows_in_blocks_are_told_of_and_written_once(tmp_path, caplog):
+    class Blocks(Records):
+        seconds = 0.01
+
+        def __len__(self):
+            return 3_000
+
+        def __getitems__(self, indices):
+            time.sleep(self.seconds * len({index // 50 for index in indices}))
+            return [(np.full(3, index), index) for index in indices]
+
+    assert not data.make_lots("poisson", ManyRecords(), lot_size=10) or not caplog.text
+    source = data.as_source(Blocks()).map(lambda row: (2 * row[0], row[1]))
+    data.make_lots("poisson", source, lot_size=10)
+    assert "tfdp.data.cached" in caplog.text
+    caplog.clear()
+    Blocks.seconds = 0.0
+    rows = data.cached(source, tmp_path / "rows")
+    assert data.make_lots("poisson", rows, lot_size=10) and not caplog.text
+    x, y, weight = rows.rows(np.array([5, 2_999]))
+    assert x.tolist() == [[10] * 3, [5_998] * 3] and y.tolist() == [5, 2_999] and weight is None
+    with pytest.raises(FileExistsError):
+        data.cached(source, tmp_path / "rows")
+
+
+def test_labels_without_an_output_are_refused_before_a_step():
+    source = data.as_source(Records(lambda index: (X[index], Y[index] + 1)))
+    for lots in (source, data.make_lots("poisson", source, lot_size=5).map(lambda row: row)):
+        model = seeded()
+        with pytest.raises(ValueError, match="Received: 3"):
+            model.fit(lots, verbose=0)
+        assert model.privacy.steps_taken == 0
 
 
 class TestDatasets:

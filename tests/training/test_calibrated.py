@@ -211,3 +211,13 @@ def test_a_delta_that_protects_nobody_is_warned_of(delta, warns, caplog):
     with caplog.at_level("WARNING"):
         calibrated(delta=delta)
     assert any("1/N" in r.getMessage() for r in caplog.records) == warns
+
+
+def test_the_price_of_batches_is_told_in_noise(caplog):
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4, drop_remainder=True)
+    noise = calibrated(data=dataset).optimizer.noise_multiplier
+    said = caplog.text
+    lots = make_lots("poisson", dataset.unbatch(), lot_size=4)
+    less = calibrated(data=lots).optimizer.noise_multiplier
+    assert f"is {noise:.3g}, because" in said and f"It is {less:.3g} for lots" in said
+    assert less < noise

@@ -7,6 +7,7 @@ from helpers import sgd
 from keras import layers
 
 from tests.helpers import private
+from tfdp.data import make_lots
 
 RNG = np.random.default_rng(0)
 BYTES, COLUMNS = RNG.integers(0, 255, (40, 4, 4, 1), np.uint8), RNG.normal(size=(40, 4))
@@ -54,3 +55,14 @@ def test_the_clip_norm_may_follow_the_gradients():
     )
     model.fit(x, x[:, :3], batch_size=10, epochs=9, verbose=0)
     assert optimizer.scalars(model.trainable_variables)["l2_norm_clip"] < 0.3
+
+
+def test_views_that_nothing_makes(caplog):
+    lots = make_lots("cyclic", COLUMNS, LABELS, lot_size=10, augmentations=4)
+    network = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
+    model = private(sgd(), network, {"loss": LOSS})
+    model.fit(lots, verbose=0)
+    assert "lots.map(f)" in caplog.text
+    caplog.clear()
+    model.fit(lots.map(lambda example: example), verbose=0)
+    assert not caplog.text

@@ -40,6 +40,14 @@ class Facts:
         return f"one {self.proven.unit}" if one else "all records of one user"
 
     @property
+    def used(self) -> str:
+        """What an observer would like to know."""
+        if self.proven.max_examples_per_user == 1 and self.proven.unit == "record":
+            return "it was used"
+        who = "user" if self.proven.unit == "record" else self.proven.unit
+        return f"the data of this {who} were used"
+
+    @property
     def epsilon(self) -> str:
         """The proven epsilon for a reader."""
         return format_epsilon(self.proven.epsilon)
@@ -79,7 +87,7 @@ def _any(condition: Callable[[Run], bool]) -> Callable[[Facts], bool]:
     return lambda f: any(condition(run) for run in f.runs)
 
 
-_OBSERVER = "Epsilon {f.epsilon}, for {f.one}: an observer who knows every other record "
+_OBSERVER = "Epsilon {f.epsilon}, for {f.one}: an observer who knows all other data "
 _RELY = " Rely on the proven figure."
 # Topics, each with a table of which the first row that holds is said.
 MEANING: Mapping[str, Table] = {
@@ -115,7 +123,7 @@ MEANING: Mapping[str, Table] = {
         "used": (
             always,
             _OBSERVER
-            + "starts at 50:50 and ends at most {f.rounded[belief]:g}% sure whether it was used, "
+            + "starts at 50:50 and ends at most {f.rounded[belief]:g}% sure whether {f.used}, "
             "except with a chance of at most {f.rounded[chance]:.2g} (which is not delta).",
         ),
     },

@@ -29,6 +29,7 @@ _PUBLIC = {
     "row_multiple_for": "lots",
     "split_people": "people",
     "SourceBatches": "batches",
+    "cached": "reading",
     "read_dataset": "reading",
     "images_from_directory": "files",
     "texts_from_directory": "files",

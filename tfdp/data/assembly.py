@@ -97,6 +97,12 @@ class Assembly:
             return x, y, share
         return x, y, each_array(lambda leaf: _weighted(leaf, share), weight)
 
+    def examples(self, indices: np.ndarray) -> tuple:
+        """Examples (x, y, sample_weight) with all functions applied, in their first view."""
+        if self.functions:
+            return self._mapped(indices, np.zeros_like(indices), bytes(16), 0)
+        return self.source.take(indices)
+
     def _of_people(self, people, secret):
         """The examples of people, -1 where one has fewer than k, and their weights."""
         k = self.people.max_examples

@@ -6,8 +6,9 @@ them, but a file only when its row is drawn. Tables are read by pyarrow (`pip in
 
 import importlib
 import pathlib
+import re
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -46,8 +47,10 @@ class _RandomAccess:
         try:
             element = tf.data.experimental.at(self._dataset, index)
         except tf.errors.OpError as error:
-            error.add_note(f"(file {self._dataset.file_paths[index]})")
-            raise
+            reason = re.sub(r"\s*\[.*|{{.*?}} ", "", error.message, flags=re.DOTALL)
+            raise ValueError(
+                f"{self._dataset.file_paths[index]} cannot be read: {reason} Repair or remove the file."
+            ) from error
         return tf.nest.map_structure(lambda tensor: tensor.numpy(), element)
 
 
@@ -120,7 +123,12 @@ def _from_directory(read, directory, options) -> Files:
 
 
 def from_csv(
-    path: Any, *, label: str | None = None, keys: Any = None, separator: str = ","
+    path: Any,
+    *,
+    label: str | None = None,
+    keys: Any = None,
+    separator: str = ",",
+    missing: Mapping[str, Any] | None = None,
 ) -> Source:
     """Returns a source of the rows of CSV files, which are read into memory.
 
@@ -129,6 +137,7 @@ def from_csv(
         label: name of the column of targets; all others are inputs, in a dictionary of arrays.
         keys: instead of `label`: the names of x, (x, y) or (x, y, sample_weight), in structures.
         separator: what stands between values.
+        missing: for names of columns, what stands for a missing number: a public constant.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -144,11 +153,16 @@ def from_csv(
     """
     options = importlib.import_module("pyarrow.csv").ParseOptions(delimiter=separator)
     kind = importlib.import_module("pyarrow.dataset").CsvFileFormat(parse_options=options)
-    return _from_table(path, kind, label, keys, None)
+    return _from_table(path, kind, label, keys, None, missing)
 
 
 def from_parquet(
-    path: Any, *, label: str | None = None, keys: Any = None, arrays: str | None = None
+    path: Any,
+    *,
+    label: str | None = None,
+    keys: Any = None,
+    arrays: str | None = None,
+    missing: Mapping[str, Any] | None = None,
 ) -> Source:
     """Returns a source of the rows of Parquet files.
 
@@ -162,6 +176,7 @@ def from_parquet(
         keys: instead of `label`: the names of x, (x, y) or (x, y, sample_weight), in structures.
         arrays: folder for the memory-mapped arrays, of numbers only. If it exists, the arrays in it are
             used: remove it when the Parquet files change.
+        missing: for names of columns, what stands for a missing value: a public constant.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -175,10 +190,10 @@ def from_parquet(
         >>> tfdp.data.from_parquet(path, keys=("x", "y")).rows(np.array([1]))[:2]
         (array([[3., 4.]], dtype=float32), array([1]))
     """
-    return _from_table(path, "parquet", label, keys, arrays)
+    return _from_table(path, "parquet", label, keys, arrays, missing)
 
 
-def _from_table(path, kind, label, keys, arrays) -> Source:
+def _from_table(path, kind, label, keys, arrays, missing) -> Source:
     table = importlib.import_module("pyarrow.dataset").dataset(path, format=kind)
     names = dict.fromkeys(table.schema.names)
     if keys is None:
@@ -191,19 +206,22 @@ def _from_table(path, kind, label, keys, arrays) -> Source:
         remedy = "Check the name, and the separator of a CSV file."
         one_of("label" if name == label else "keys", name, names, remedy=remedy)
     if arrays is None:
-        columns = _read(table, wanted, lambda name, shape, dtype: np.empty(shape, dtype))
+        columns = _read(table, wanted, lambda _, shape, dtype: np.empty(shape, dtype), missing)
     else:
-        columns = _mapped(table, wanted, pathlib.Path(arrays))
+        columns = _mapped(table, wanted, pathlib.Path(arrays), missing)
     return as_source(columns, keys=keys)
 
 
-def _read(table, names: list[str], make: Callable) -> dict[str, np.ndarray]:
+def _read(table, names: list[str], make: Callable, missing) -> dict[str, np.ndarray]:
     """Reads columns, batch by batch, into the arrays that `make(name, shape, dtype)` gives."""
     columns: dict[str, np.ndarray] = {}
     rows, start = table.count_rows(), 0
     for batch in table.to_batches(columns=names):
         for name in names:
-            block = _array(batch.column(name), name, start)
+            column = batch.column(name)
+            if column.null_count and name in (missing or ()):
+                column = column.fill_null(missing[name])
+            block = _array(column, name, start)
             if name not in columns:
                 columns[name] = make(name, (rows, *block.shape[1:]), block.dtype)
             _fill(columns[name], block, name, start)
@@ -217,7 +235,10 @@ def _array(column, name, start) -> np.ndarray:
     """A column of pyarrow as an array; a list in each row is an axis of it."""
     if column.null_count:
         row = start + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
-        raise ValueError(f"Column {name!r} has no value in row {row}. Fill in the missing values.")
+        raise ValueError(
+            f"Column {name!r} has no value in row {row}. Name a public constant for gaps: "
+            f"missing={{{name!r}: 0}}."
+        )
     if hasattr(column, "dictionary_decode"):
         column = column.dictionary_decode()
     if not hasattr(column, "flatten") or not hasattr(column.type, "value_type"):
@@ -241,7 +262,7 @@ def _fill(column, block, name, start):
     column[start : start + len(block)] = block
 
 
-def _mapped(table, names, folder: pathlib.Path) -> dict[str, np.ndarray]:
+def _mapped(table, names, folder: pathlib.Path, missing) -> dict[str, np.ndarray]:
     """Memory-mapped arrays of columns; a conversion that was interrupted leaves no folder."""
     files = {name: f"{urllib.parse.quote(name, safe='')}.npy" for name in names}
     if not folder.exists():
@@ -256,7 +277,7 @@ def _mapped(table, names, folder: pathlib.Path) -> dict[str, np.ndarray]:
                 )
             return np.lib.format.open_memmap(partial / files[name], "w+", dtype, shape)
 
-        _read(table, names, make)
+        _read(table, names, make, missing)
         partial.rename(folder)
     columns = {}
     for name, file in files.items():

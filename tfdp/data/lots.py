@@ -68,6 +68,7 @@ class Lots:
         microbatch_size: number of neighbours in the data that come together, in one microbatch.
         views: number of consecutive rows of a lot that belong to one example (or person) and are
             averaged before clipping: augmentations, times `max_examples` of a person.
+        augmentations: number of views of each example.
         steps_per_epoch: number of lots in an epoch, N // L.
         groups: number of groups, which take turns, that the examples are divided into; 1 unless the
             sampling is "cyclic_poisson".
@@ -160,6 +161,7 @@ class Lots:
     groups = property(lambda self: self.scheme.groups)
     source = property(lambda self: self._assembly.source)
     views = property(lambda self: self._assembly.views)
+    augmentations = property(lambda self: self._assembly.augmentations)
     mapped = property(lambda self: bool(self._assembly.functions))
 
     @property
@@ -238,6 +240,11 @@ class Lots:
         """The examples (x, y) as arrays, if they are in memory and no function changes them."""
         held = None if self.mapped else self.source.in_memory()
         return None if held is None else held[:2]
+
+    def some(self, number: int = 32) -> tuple[np.ndarray, tuple]:
+        """Indices of examples from all over the source, and these (x, y) as they are in lots."""
+        indices = np.unique(np.linspace(0, len(self.source) - 1, number).astype(np.int64))
+        return indices, self._assembly.examples(indices)[:2]
 
     def fingerprint(self) -> str:
         """Returns a digest of the examples in order; two `Lots` with the same data have the same.

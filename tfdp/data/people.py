@@ -67,6 +67,11 @@ class People:
 
 def _ids(privacy_ids) -> np.ndarray:
     """Ids as integers or texts [N]; equal ones are equal in every order of sorting."""
+    if isinstance(privacy_ids, str):
+        raise ValueError(
+            f"Expected an id for each example. Received the text {privacy_ids!r}. Of a table, read the "
+            f"column: source.rows(np.arange(len(source)))[0][{privacy_ids!r}]."
+        )
     ids = np.asarray(privacy_ids)
     if ids.dtype.kind == "O" and ids.size:
         kinds = (int, np.integer), str, bytes

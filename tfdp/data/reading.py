@@ -1,12 +1,13 @@
-"""A `tf.data.Dataset` of single examples as a source: read once, into memory or a cache on disk."""
+"""Data that are read once: a `tf.data.Dataset`, into memory or files, and other sources, into files."""
 
 import os
 
 import numpy as np
 import tensorflow as tf
 
-from tfdp.data.examples import in_lots
-from tfdp.data.sources import Columns
+from tfdp.data.arrays import all_arrays, each_array
+from tfdp.data.examples import dtype_in_lots, in_lots
+from tfdp.data.sources import Columns, Source, as_source
 
 _BLOCK = 1024
 
@@ -42,19 +43,49 @@ def read_dataset(dataset: tf.data.Dataset, cache: str | os.PathLike | None = Non
             f"Expected single examples of one shape. Received elements of {spec}, which look like "
             "batches. dataset.unbatch() makes single examples."
         )
+    blocks = dataset.batch(_BLOCK).as_numpy_iterator()
+    return _written(spec if isinstance(spec, tuple) else (spec,), blocks, cache)
+
+
+def cached(source: Source, folder: str | os.PathLike) -> Columns:
+    """Writes the rows of a source once, and returns them as arrays that are mapped from the files.
+
+    This is for rows that come in blocks, such as compressed HDF5, and for decoding that is slow.
+
+    Args:
+        source: a source, or what `as_source` takes.
+        folder: is made, and must not exist.
+
+    Raises:
+        FileExistsError: the folder exists.
+
+    Example:
+        >>> import numpy as np, tempfile, tfdp
+        >>> source = tfdp.data.as_source(np.arange(10.0)).map(lambda x: 2 * x)
+        >>> rows = tfdp.data.cached(source, tempfile.mkdtemp() + "/rows")
+        >>> rows.rows(np.array([3]))[0], rows.in_memory() is None
+        (array([6.], dtype=float32), True)
+    """
+    source = as_source(source)
+    starts = range(0, len(source), _BLOCK)
+    ends = [*starts[1:], len(source)]
+    blocks = (source.rows(np.arange(*ends)) for ends in zip(starts, ends, strict=True))
+    first = source.rows(np.zeros(1, np.int64))
+    spec = each_array(lambda c: tf.TensorSpec(c.shape[1:], dtype_in_lots(c)), first)
+    return _written(spec, blocks, folder)
+
+
+def _written(spec, blocks, cache) -> Columns:
     if cache is not None:
         os.makedirs(cache)
-    columns = [_Column(leaf, cache, number) for number, leaf in enumerate(leaves)]
-    for block in dataset.batch(_BLOCK):
-        for column, values in zip(columns, tf.nest.flatten(block), strict=True):
-            column.add(values.numpy())
+    columns = [_Column(leaf, cache, number) for number, leaf in enumerate(all_arrays(spec))]
+    for block in blocks:
+        for column, values in zip(columns, all_arrays(block), strict=True):
+            column.add(values)
     if not columns or not columns[0].count:
         raise ValueError("The dataset has no example.")
-    return Columns(*_parts(tf.nest.pack_sequence_as(spec, [c.finished() for c in columns])))
-
-
-def _parts(element):
-    return element if isinstance(element, tuple) else (element,)
+    left = iter(columns)
+    return Columns(*each_array(lambda _: next(left).finished(), spec))
 
 
 class _Column:

@@ -47,7 +47,9 @@ class Scheme(abc.ABC):
         settle = object.__setattr__
         settle(self, "available", whole("available", self.available, 1))
         settle(self, "lot_size", whole("lot_size", self.lot_size, 1))
-        most = f"Use at most the {'nominal ' if self.nominal else ''}number of examples."
+        most = (
+            f"Use at most the {'nominal ' if self.nominal else ''}number of examples (or people)."
+        )
         lot_size = whole("lot_size", self.lot_size, 1, self.num_examples, remedy=most)
         settle(self, "lot_size", lot_size)
         settle(self, "unit_size", whole("microbatch_size", self.unit_size, 1, lot_size))

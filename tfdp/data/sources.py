@@ -184,7 +184,7 @@ class Records(Source):
         return stacked(self.read(indices), indices)
 
     def read(self, indices: np.ndarray) -> list[tuple]:
-        pairs = zip(indices, self._records_at(indices.tolist()), strict=True)
+        pairs = zip(indices, self._records_at(np.asarray(indices).tolist()), strict=True)
         return [named_row(index, self._example, record) for index, record in pairs]
 
     def _records_at(self, indices: list[int]) -> Iterable:

@@ -108,7 +108,7 @@ def load(experiment) -> datasets.Dataset:
         num_classes=len(classes),
         input_shape=x.shape[1:],
         source=where,
-        preprocessing=preprocessing,
+        preprocessing=f"{preprocessing} The classes 0 to {len(classes) - 1} are {', '.join(classes)}.",
     )
 
 

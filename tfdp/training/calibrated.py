@@ -14,6 +14,7 @@ from tfdp.data.sources import is_source
 from tfdp.optimizers import DPKerasOptimizer, make_dp_optimizer_class
 from tfdp.training.batches import is_batches
 from tfdp.training.building import build_for
+from tfdp.training.cost_of_batches import warn_of_noise
 from tfdp.training.describe import planned_run
 from tfdp.training.dp_model import make_private
 from tfdp.training.feed import feed_of
@@ -125,6 +126,7 @@ def make_private_with_epsilon(
     if too_large:
         logging.warning("%s", too_large)
     noise = noise_for(budget.epsilon, budget.delta, run, kind, adjacency)
+    warn_of_noise(data, run, noise, budget)
     model.privacy.ledger.add_budget(budget)
     if isinstance(feed.dataset, Begun):  # the size of its batches was unknown, so one was looked at
         data = OncePerEpoch(feed.dataset) if isinstance(data, OncePerEpoch) else feed.dataset

@@ -6,7 +6,7 @@ import math
 import tensorflow as tf
 from absl import logging
 
-from tfdp.accounting import proven
+from tfdp.accounting import PrivacyBudget, Run, noise_for, proven
 from tfdp.accounting.guarantee import format_epsilon
 from tfdp.accounting.sampling import OncePerEpoch, Poisson, Unknown
 from tfdp.training.describe import planned_run
@@ -24,6 +24,27 @@ def warn_of_cost(model, x, feed: Feed, epochs: int) -> None:
     """
     if type(feed.sampling) is Unknown and epochs > 0:
         logging.warning("%s", _warning(model, x, feed, epochs))
+
+
+def warn_of_noise(data, run: Run, noise: float, budget: PrivacyBudget) -> None:
+    """Warns if noise was chosen for batches of a user, with the noise that lots need.
+
+    Args:
+        data: what the user passed.
+        run: the planned run.
+        noise: its noise multiplier.
+        budget: what it was chosen for.
+    """
+    if type(run.sampling) is Unknown:
+        size = run.sampling.lot_size
+        lots = Poisson(num_examples=run.sampling.num_examples, lot_size=size)
+        drawn = dataclasses.replace(run, sampling=lots)
+        less = noise_for(budget.epsilon, budget.delta, drawn, budget.kind, budget.adjacency)
+        logging.warning(
+            "The noise multiplier is %.3g, because nothing is known about how these batches are drawn. "
+            "It is %.3g for lots that tfdp draws: %s",
+            *(noise, less, _ways_to_lots(data, size)),
+        )
 
 
 def _warning(model, x, feed, epochs) -> str:

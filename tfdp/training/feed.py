@@ -187,8 +187,8 @@ class Feeder:
         if (held := lots.in_memory()) is not None:
             check_disjoint(model, held[0])
             check_tokens(model, held[0])
-        elif public_layers(model):
-            logging.warning(_NOT_COMPARED, model.name)
+        else:
+            _check_some(model, lots)
         feed = feed_of_lots(lots, physical_batch_size, turn, steps_per_epoch)
         dataset = lots.as_dataset(feed.turn)
         return dataclasses.replace(feed, dataset=dataset, validation_data=validation_data)
@@ -209,6 +209,18 @@ def _check_arrays(model, rows):
         check_finite(values, name)
     if rows is not None:
         check_targets(model, *rows[:2])
+
+
+def _check_some(model, lots):
+    """Checks a few examples of lots that are not in memory."""
+    indices, rows = lots.some()
+    try:
+        check_targets(model, *rows)
+    except ValueError as error:
+        error.add_note(f"(among the rows {indices.tolist()} of the source)")
+        raise
+    if public_layers(model):
+        logging.warning(_NOT_COMPARED, model.name)
 
 
 def feed_of(

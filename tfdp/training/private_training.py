@@ -94,7 +94,7 @@ class PrivateTraining(SavedWithLedger):
             steps_per_epoch=steps_per_epoch,
         )
         warn_of_cost(self, x, feed, epochs - initial_epoch)
-        warn_of_scales(self, feed.dataset.element_spec, class_weight)
+        warn_of_scales(self, feed, class_weight)
         backup = backup_among(callbacks)
         check_callbacks(callbacks, self.optimizer)
         if not isinstance(callbacks, keras.callbacks.CallbackList):

@@ -6,13 +6,13 @@ trains, as the loss in the progress bar.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import keras
 import tensorflow as tf
 from absl import logging
 
 from tfdp._compat.keras import input_structure, is_graph_of_layers, layers_of, uses_of
+from tfdp.training.feed import Feed
 
 # Layers that take the scale of their inputs as it is, and those whose gradients grow with it.
 _KEEP = (
@@ -38,12 +38,12 @@ _LARGE_CLASS_WEIGHT = 100
 _FAR, _LARGE_NORM = 100, 1000
 
 
-def warn_of_scales(model: keras.Model, lots: Any, class_weight: Mapping | None) -> None:
-    """Warns of class weights and bytes whose gradients are surely clipped.
+def warn_of_scales(model: keras.Model, feed: Feed, class_weight: Mapping | None) -> None:
+    """Warns of class weights and bytes whose gradients are surely clipped, and of views that are equal.
 
     Args:
         model: a built model.
-        lots: the structure of `tf.TensorSpec`s of a lot: x, (x, y) or (x, y, sample_weight).
+        feed: the data of the training.
         class_weight: as in `fit`.
     """
     largest = max((class_weight or {}).values(), default=0)
@@ -53,7 +53,14 @@ def warn_of_scales(model: keras.Model, lots: Any, class_weight: Mapping | None) 
             "clipped, so beyond the clip norm it has no effect. Use weights of about 1.",
             largest,
         )
-    for name, layer in _unscaled_bytes(model, lots):
+    if feed.lots is not None and feed.lots.augmentations > 1 and not feed.lots.mapped:
+        logging.warning(
+            "augmentations=%d, and no lots.map(f) makes the views, so they differ only where layers of "
+            "the model draw random numbers.",
+            feed.lots.augmentations,
+        )
+    assert feed.dataset is not None  # it is of a fit
+    for name, layer in _unscaled_bytes(model, feed.dataset.element_spec):
         logging.warning(
             "Input '%s' has bytes, from 0 to 255, and layer '%s' takes them as they are. Gradients "
             "grow with inputs, so nearly all will be clipped, and little is learned. Put "
