@@ -111,14 +111,15 @@ def test_quantized_layers_with_a_common_map_of_policies_are_released_and_saved(m
     model = keras.Model(x, head(one(x)))
     head.enable_lora(2)
     model = small(model=model)
+    before = model.predict(data()[0], verbose=0)
     train(model)
     expected = model.predict(data()[0], verbose=0)
     model.privacy.release(tmp_path / "a.keras")
     model.save(tmp_path / "b.keras")
     for name in "ab":
         found = keras.models.load_model(tmp_path / f"{name}.keras")
-        rounding = 0.02 if mode == "int8" else 0.3  # of merged factors, by Keras
-        np.testing.assert_allclose(found.predict(data()[0], verbose=0), expected, atol=rounding)
+        rounded = found.predict(data()[0], verbose=0) - expected  # Keras merges the factors
+        assert np.abs(rounded).max() < np.abs(expected - before).max() / 4
     assert len(found.privacy.ledger.runs) == len(model.privacy.ledger.runs) == 1
 
 
