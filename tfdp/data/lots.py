@@ -32,10 +32,10 @@ from tfdp.data.arrays import all_arrays, each_array
 from tfdp.data.assembly import Assembly
 from tfdp.data.calls import Calls
 from tfdp.data.examples import dtype_in_lots
-from tfdp.data.mapping import RowFunction
+from tfdp.data.mapping import RowFunction, weighted_row
 from tfdp.data.people import People
 from tfdp.data.schemes import Scheme
-from tfdp.data.sources import Source, Weighted, weighted_row
+from tfdp.data.sources import Source, Weighted
 from tfdp.data.words import PEOPLE, VIEWS, Words
 
 # Lots are padded to a multiple of this number of rows if no physical batch size is given.

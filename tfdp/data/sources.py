@@ -315,14 +315,6 @@ class Weighted(Source):
         return x, y, np.asarray(self._weights_of(y), np.float32)
 
 
-def weighted_row(example: Any, weights_of: Callable[[Any], np.ndarray]) -> tuple:
-    """Returns one example (x, y) with the weight of its targets, as `Weighted` gives rows."""
-    x, y, weight = keras.utils.unpack_x_y_sample_weight(example)
-    if weight is not None:
-        raise ValueError("Expected class_weight or sample_weight. Received both.")
-    return x, y, np.asarray(weights_of(y[None]), np.float32)[0]
-
-
 def is_source(x: Any) -> bool:
     """Whether data are a source, or an object that gives single examples by their index."""
     if isinstance(x, Source):
