@@ -4,6 +4,7 @@ import pathlib
 import re
 
 import keras
+import numpy as np
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -71,10 +72,22 @@ def test_a_broken_link_is_found(tmp_path):
     ],
 )
 def test_python_blocks_run(name, tmp_path, monkeypatch):
-    """Runs the blocks of a page one after the other."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
+    run_blocks(name, tmp_path, monkeypatch)
+
+
+def run_blocks(name, tmp_path, monkeypatch):
+    """Runs the blocks of a page one after the other, and returns the names that they define."""
+    monkeypatch.chdir(tmp_path)
     names = {}
     for block in re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL):
         exec(compile(block, name, "exec"), names)
     keras.backend.clear_session()
+    return names
+
+
+def test_the_private_survival_model_ranks_people_by_their_risks(tmp_path, monkeypatch):
+    names = run_blocks("docs/unsupported.md", tmp_path, monkeypatch)
+    risk, survival = names["x"] @ [0.8, -0.5, 0.0, 0.3], names["survival"][:, 2]
+    ranks = [values.argsort().argsort() for values in (risk, survival)]
+    assert np.corrcoef(ranks)[0, 1] < -0.97 and names["model"].privacy.spent().epsilon <= 2.0

@@ -99,6 +99,30 @@ def test_private_classes_become_plain_ones(make, tmp_path):
     np.testing.assert_array_equal(weights(loaded), weights(model))
 
 
+@pytest.mark.parametrize("mode", ["int8", "int4"])
+def test_quantized_layers_with_a_common_map_of_policies_are_released_and_saved(mode, tmp_path):
+    """So are those of a task that KerasHub has loaded or copied."""
+    policies = keras.dtype_policies.DTypePolicyMap()
+    for name in ("one", "head"):
+        policies[name] = keras.dtype_policies.get(f"{mode}_from_float32")
+    x = keras.Input((4,))
+    one = layers.Dense(8, name="one", dtype=policies, activation="relu")
+    head = layers.Dense(3, name="head", dtype=policies)
+    model = keras.Model(x, head(one(x)))
+    head.enable_lora(2)
+    model = small(model=model)
+    before = model.predict(data()[0], verbose=0)
+    train(model)
+    expected = model.predict(data()[0], verbose=0)
+    model.privacy.release(tmp_path / "a.keras")
+    model.save(tmp_path / "b.keras")
+    for name in "ab":
+        found = keras.models.load_model(tmp_path / f"{name}.keras")
+        rounded = found.predict(data()[0], verbose=0) - expected  # Keras merges the factors
+        assert np.abs(rounded).max() < np.abs(expected - before).max() / 4
+    assert len(found.privacy.ledger.runs) == len(model.privacy.ledger.runs) == 1
+
+
 def test_a_release_appears_whole_or_not_at_all(tmp_path, monkeypatch):
     def full(*_):
         raise OSError("disk full")

@@ -12,6 +12,7 @@ from tests.rounding import assert_close, terms_of
 from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.gradients.engines import ghost
 from tfdp.gradients.forward import Forward
+from tfdp.training.preparing import prepared
 
 ROWS, CLASSES = 8, 3
 LOSS = keras.losses.SparseCategoricalCrossentropy
@@ -187,17 +188,98 @@ def test_texts_are_prepared_before_lots_are_drawn():
     assert model.privacy.ledger.runs[0].sampling.name == "poisson"
 
 
-def test_lots_and_a_preprocessor_are_refused_together():
+class Rows:
+    """Texts on disk, as it were."""
+
+    def __len__(self):
+        return ROWS
+
+    def __getitem__(self, index):
+        return TEXTS[index], labels()[index]
+
+
+OWN_BATCHES = tf.data.Dataset.from_tensor_slices((TEXTS, labels())).batch(4)
+OF_UNKNOWN_SIZE = tf.data.Dataset.from_generator(
+    lambda: OWN_BATCHES,
+    output_signature=(tf.TensorSpec((None,), tf.string), tf.TensorSpec((None,), tf.int64)),
+).apply(tf.data.experimental.assert_cardinality(2))
+
+
+@pytest.mark.parametrize(
+    ("data", "sampling"),
+    [
+        ((TEXTS, labels()), "poisson"),
+        (Rows(), "poisson"),
+        (tfdp.data.make_lots("cyclic", Rows(), lot_size=4), "cyclic"),
+        (tfdp.data.make_lots("cyclic", TEXTS, labels(), lot_size=4).as_dataset(), "cyclic"),
+        (tfdp.data.OncePerEpoch(OWN_BATCHES), "once_per_epoch"),
+        (OF_UNKNOWN_SIZE, "unknown"),
+    ],
+    ids=["arrays", "records", "lots", "dataset of lots", "declared", "batches"],
+)
+def test_a_preprocessor_is_applied_to_all_data_that_noise_is_calibrated_for(data, sampling):
+    rows = 4 if sampling == "poisson" else None
+    model, optimizer, data = tfdp.make_private_with_epsilon(
+        Task(lengths), "sgd", data, batch_size=rows, epochs=1, epsilon=4.0, delta=1e-3
+    )
+    model.compile(optimizer, LOSS(from_logits=True), metrics=["accuracy"])
+    history = model.fit(data, validation_data=Rows(), verbose=0).history
+    assert model.privacy.current_run.sampling.name == sampling
+    assert 3.9 < model.privacy.spent().epsilon <= 4.0
+    assert history["val_accuracy"] == [model.evaluate(Rows(), verbose=0)[1]]
+    expected = keras.Sequential.predict(model, lengths(TEXTS), verbose=0)
+    assert_close(model.predict(Rows(), verbose=0), expected, terms_of(model))
+
+
+def test_examples_of_lots_are_prepared_as_those_of_arrays():
+    expected = keras.utils.unpack_x_y_sample_weight(
+        Task(lengths).preprocess_samples(TEXTS, labels())
+    )
+    lots = tfdp.data.make_lots("cyclic", TEXTS, labels(), lot_size=ROWS)
+    for found, one in zip(
+        next(iter(prepared(Task(lengths), lots)[0].as_dataset())), expected, strict=True
+    ):
+        np.testing.assert_array_equal(found, np.ones(ROWS) if one is None else one)
+
+
+def test_class_weights_go_with_prepared_lots():
+    model = tfdp.make_private(Task(lengths))
+    optimizer = tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=0.0)
+    model.compile(optimizer, LOSS(from_logits=True))
+    lots, y = tfdp.data.make_lots("cyclic", TEXTS, labels(), lot_size=ROWS), labels()
+    weights = {0: 1.0, 1: 2.0, 2: 3.0}
+    expected = Task(lengths)
+    expected.set_weights(model.get_weights())
+    expected.compile(loss=LOSS(from_logits=True))
+    loss = model.fit(lots, class_weight=weights, verbose=0).history["loss"][0]
+    kept = {"sample_weight": 1.0 + y, "verbose": 0}
+    assert_close(loss, keras.Sequential.evaluate(expected, lengths(TEXTS), y, **kept), ROWS)
+
+
+class OwnBatches(keras.utils.PyDataset):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        part = slice(4 * index, 4 * index + 4)
+        return self.function(TEXTS[part]), labels()[part]
+
+
+def test_batches_that_a_task_does_not_prepare_are_refused_and_prepared_ones_trained():
     model = tfdp.make_private(Task(lengths))
     model.compile(
         tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0), LOSS(from_logits=True)
     )
-    x, y = np.asarray(lengths(TEXTS)), labels()
-    lots = tfdp.data.make_lots("poisson", x, y, lot_size=4)
-    with pytest.raises(ValueError, match="preprocessor"):
-        model.fit(lots)
+    for given in (OwnBatches(lengths), iter(OwnBatches(lengths))):
+        with pytest.raises(ValueError, match="not those of batches"):
+            model.fit(given, verbose=0)
     model.preprocessor = None
-    model.fit(lots, epochs=1, verbose=0)
+    model.fit(OwnBatches(lengths), verbose=0)
+    assert model.privacy.steps_taken == 2
 
 
 # -- what would not learn --------------------------------------------------------------------------

@@ -55,6 +55,48 @@ def test_callbacks_that_follow_validation_data_or_nothing_are_not(tmp_path):
     assert steps(model) == 4 and (tmp_path / "b.keras").exists()
 
 
+class Objective:
+    """What `keras_tuner.Objective` has."""
+
+    def __init__(self, *names):
+        self.name = "-".join(names)
+        if len(names) > 1:
+            self.objectives = [Objective(name) for name in names]
+
+
+class SaveBestEpoch(keras.callbacks.Callback):
+    def __init__(self, *names):
+        super().__init__()
+        self.objective = Objective(*names)
+
+
+@pytest.mark.parametrize(
+    ("names", "warned"),
+    [(["loss"], True), (["val_loss", "accuracy"], True), (["val_loss"], False)],
+)
+def test_a_search_by_training_metrics_is_a_warning(names, warned, caplog):
+    model = small(compiled={"metrics": ["accuracy"]})
+    train(model, callbacks=SaveBestEpoch(*names), validation_data=data(8))
+    assert ("objective='val_loss'" in caplog.text) == warned
+    assert model.privacy.steps_taken == 2
+
+
+def test_a_tuner_finds_a_model_with_its_steps(tmp_path, caplog):
+    tuner = pytest.importorskip("keras_tuner", reason="KerasTuner is no dependency")
+
+    def build(trial):
+        return small(sgd(rate=trial.Choice("rate", [0.1, 0.5])), compiled={"metrics": ["accuracy"]})
+
+    for objective in ("accuracy", "val_accuracy"):
+        caplog.clear()
+        search = tuner.RandomSearch(build, objective=objective, directory=tmp_path / objective)
+        x, y = data(8)
+        search.search(x, y, batch_size=4, epochs=2, validation_data=data(8), verbose=0)
+        assert ("val_loss" in caplog.text) == (objective == "accuracy")
+        best = search.get_best_models()[0].privacy
+        assert best.steps_taken in (2, 4) and [run.steps for run in best.ledger.runs] == [4]
+
+
 def test_a_monitor_that_nothing_is_called_is_refused():
     with pytest.raises(ValueError, match="validation_data"):
         train(small(), callbacks=[keras.callbacks.EarlyStopping("validation_loss", mode="min")])

@@ -32,7 +32,7 @@ from tfdp.data.arrays import all_arrays, each_array
 from tfdp.data.assembly import Assembly
 from tfdp.data.calls import Calls
 from tfdp.data.examples import dtype_in_lots
-from tfdp.data.mapping import RowFunction
+from tfdp.data.mapping import RowFunction, weighted_row
 from tfdp.data.people import People
 from tfdp.data.schemes import Scheme
 from tfdp.data.sources import Source, Weighted
@@ -204,10 +204,8 @@ class Lots:
         """Returns these lots with sample weights that follow from the targets of each example.
 
         Args:
-            weights_of: gives the weights [rows] of targets [rows, ...].
-
-        Raises:
-            ValueError: a function that may change the targets is applied to the examples.
+            weights_of: gives the weights [rows] of targets [rows, ...], which functions of `map` may
+                have made.
 
         Example:
             >>> import numpy as np, tfdp
@@ -217,10 +215,7 @@ class Lots:
             [1.0, 3.0, 1.0, 3.0]
         """
         if self.mapped:
-            raise ValueError(
-                "Weights of classes cannot be combined with lots.map(function), which may change the "
-                "targets. Return (x, y, sample_weight) from that function."
-            )
+            return self.map(lambda example: weighted_row(example, weights_of), python=True)
         return self._with(source=Weighted(self.source, weights_of))
 
     def _with(self, **changes) -> "Lots":

@@ -218,8 +218,10 @@ def _judge_loss(model, names, loss, lots):
         f"The loss of model '{model.name}' ({', '.join(names)}) is not a sum over the rows of a lot: "
         f"the value of one row depends on the other rows. {_ALONE} Use a loss with one value for "
         "each row, computed from its own row, such as "
-        "keras.ops.mean(keras.ops.square(y - y_pred), axis=-1). Dice and Tversky have the argument "
-        "`axis` for that, such as axis=(1, 2, 3) for images."
+        "keras.ops.mean(keras.ops.square(y - y_pred), axis=-1). Means, deviations and class weights "
+        "of a batch can be public constants. Dice and Tversky have the argument `axis`, such as "
+        "axis=(1, 2, 3) for images. Instead of Cox's likelihood, train hazards of time intervals "
+        "(docs/unsupported.md has the code)."
     )
 
 

@@ -18,6 +18,7 @@ from tfdp.training.cost_of_batches import warn_of_noise
 from tfdp.training.describe import planned_run
 from tfdp.training.dp_model import make_private
 from tfdp.training.feed import feed_of
+from tfdp.training.preparing import prepared
 
 
 class Calibrated(NamedTuple):
@@ -111,8 +112,9 @@ def make_private_with_epsilon(
     optimizer = _private(optimizer, l2_norm_clip, noise_multiplier=1.0)
     physical = settings.get("physical_batch_size")
     data = _lots(data, batch_size, sampling, physical, optimizer)
-    feed = feed_of(data, physical)
-    build_for(model, data.spec[0] if isinstance(data, Lots) else feed.dataset)
+    rows, *_ = prepared(model, data)
+    feed = feed_of(rows, physical)
+    build_for(model, rows.spec[0] if isinstance(rows, Lots) else feed.dataset)
     model = make_private(model, **settings)
     if model.privacy.ledger.runs:
         raise ValueError(

@@ -15,7 +15,7 @@ import pathlib
 import keras
 
 from tfdp._compat.files import add_text, optimizer_in, read_text, texts_in, write_text
-from tfdp._compat.keras import layers_of, unpickled
+from tfdp._compat.keras import layers_of, take_policy, unpickled
 from tfdp.account import LEDGER_KEY
 from tfdp.accounting import Ledger
 from tfdp.optimizers import DPKerasOptimizer
@@ -32,6 +32,8 @@ class SavedWithLedger:
 
     def save_own_variables(self, store):
         """Writes the model's own variables, and the ledger beside them."""
+        for layer in layers_of(self):  # which are written after their model
+            take_policy(layer)
         write_text(store, LEDGER_KEY, self.privacy.account.ledger.to_json())
         super().save_own_variables(store)
 

@@ -193,9 +193,11 @@ class ModelPrivacy:
 
     @property
     def steps_taken(self) -> int:
-        """Number of steps of the open ledger entry so far."""
-        session = self.account.session
-        return 0 if session is None else session.entry.taken
+        """Number of steps of the latest ledger entry so far, such as that of a loaded model."""
+        session, ledger = self.account.session, self.ledger
+        if session is not None:
+            return session.entry.taken
+        return ledger.taken([*ledger.entries][-1]) if ledger.entries else 0
 
     @property
     def steps_left(self) -> float:

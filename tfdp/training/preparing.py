@@ -1,20 +1,20 @@
 """Models that prepare samples inside their own `fit`, as the tasks of KerasHub do.
 
 Such a `fit` takes texts or images, makes batches, and applies the model's preprocessor to each of them.
-Private training draws its lots from rows of numbers, and accepts no other batches than these. So the
-preprocessor is applied once before lots are drawn, and `keras.Model`'s own `fit` is called behind that
-of the task.
+Private training applies it once to arrays, and to each example of lots and sources when they are read.
+Then `keras.Model`'s own `fit` is called behind that of the task.
 
-A preprocessor that draws random numbers, such as one that masks words, draws them once, not in every
-epoch. It has to treat samples one by one, as those of KerasHub do.
+On arrays, a preprocessor that draws random numbers, such as one that masks words, draws them once, not
+in every epoch. It has to treat samples one by one, as those of KerasHub do.
 """
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp.data import Lots
-from tfdp.data.arrays import as_arrays, common_length, texts_as_tensors
+from tfdp._compat.tensorflow import Begun
+from tfdp.data import Lots, OncePerEpoch, as_source
+from tfdp.data.arrays import as_arrays, common_length, each_array, texts_as_tensors
 from tfdp.data.sources import is_source
 from tfdp.training.batches import is_batches
 from tfdp.training.data_checks import check_finite
@@ -36,22 +36,37 @@ def prepared(model, x, y=None, sample_weight=None) -> tuple:
         x, y, sample_weight: as for `fit`.
 
     Raises:
-        ValueError: the data are lots or batches of numbers, but the model has a preprocessor.
+        ValueError: the data are batches that Keras' tasks do not prepare either.
     """
     if not _prepares(model):
         return x, y, sample_weight
+    if isinstance(x, OncePerEpoch):
+        return OncePerEpoch(prepared(model, x.batches)[0]), y, sample_weight
+    x = getattr(x, "tfdp_lots", x)
+    if isinstance(x, Begun):  # of `make_private_with_epsilon`, which has prepared it
+        return x, y, sample_weight
     if isinstance(x, tf.data.Dataset):
         return x.map(model.preprocess_samples), y, sample_weight
-    drawn = isinstance(x, Lots | keras.utils.PyDataset) or not hasattr(x, "__len__")
-    if drawn or is_source(x):
+    if isinstance(x, Lots) or is_source(x):
+        return (x if isinstance(x, Lots) else as_source(x)).map(_of_one(model)), y, sample_weight
+    if isinstance(x, keras.utils.PyDataset) or not hasattr(x, "__len__"):
         raise ValueError(
-            f"Model '{model.name}' prepares its samples by `preprocessor`, and lots or batches are "
-            f"drawn already. Received x of type {type(x).__name__}. Expected arrays, lists or a "
-            "tf.data.Dataset. Or prepare the arrays, x, y, _ = model.preprocess_samples(x, y), draw "
-            "lots of them, and set model.preprocessor = None."
+            f"Model '{model.name}' prepares its samples by `preprocessor`, but not those of batches of "
+            f"type {type(x).__name__}. Pass arrays, lists, tfdp.data.Lots or a tf.data.Dataset; or "
+            "prepare the samples in your batches, and set model.preprocessor = None."
         )
     found = keras.utils.unpack_x_y_sample_weight(model.preprocess_samples(x, y, sample_weight))
     return keras.tree.map_structure(lambda leaf: None if leaf is None else np.asarray(leaf), found)
+
+
+def _of_one(model):
+    """The function that prepares a single example, as a batch of one."""
+
+    def prepare(example):
+        one = keras.utils.unpack_x_y_sample_weight(each_array(lambda leaf: leaf[None], example))
+        return each_array(lambda leaf: leaf[0], model.preprocess_samples(*one))
+
+    return prepare
 
 
 def prepared_validation(model, data):
@@ -61,9 +76,10 @@ def prepared_validation(model, data):
         ValueError: arrays do not fit together or hold numbers that are not finite. Keras would notice
             after the first epoch, when all planned steps are counted.
     """
-    if data is None or is_batches(data) or is_source(data) or isinstance(data, Lots):
-        prepares = isinstance(data, tf.data.Dataset) and _prepares(model)
-        return data.map(model.preprocess_samples) if prepares else data
+    if isinstance(data, tf.data.Dataset) or is_source(data):
+        return prepared(model, data)[0]
+    if data is None or is_batches(data) or isinstance(data, Lots):
+        return data
     x, y, sample_weight = prepared(model, *keras.utils.unpack_x_y_sample_weight(data))
     if is_batches(x) or any(map(_is_sparse, tf.nest.flatten((x, y)))):
         return keras.utils.pack_x_y_sample_weight(x, y, sample_weight)

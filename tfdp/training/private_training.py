@@ -16,6 +16,7 @@ from tfdp.accounting.sampling import Unknown
 from tfdp.data import Lots
 from tfdp.data.arrays import common_length, in_floatx
 from tfdp.data.batches import SourceBatches, to_evaluate
+from tfdp.data.sources import is_source
 from tfdp.training.backup import backup_among
 from tfdp.training.building import build_for
 from tfdp.training.checks import check_optimizer, refuse_mixing_layers, refuse_own_train_step
@@ -167,15 +168,23 @@ class PrivateTraining(SavedWithLedger):
 
     def evaluate(self, x=None, y=None, batch_size=None, *args, **kwargs):
         """`keras.Model.evaluate`; `x` may also be a source of examples (`tfdp.data.as_source`)."""
-        x = to_evaluate(x, batch_size, y)
-        with _causes_of(x):
-            return super().evaluate(x, y, batch_size, *args, **kwargs)
+        with self._reading("evaluate", x, batch_size, y) as (evaluate, x):
+            return evaluate(x, y, batch_size, *args, **kwargs)
 
     def predict(self, x, batch_size=None, *args, **kwargs):
         """`keras.Model.predict`; `x` may also be a source of examples (`tfdp.data.as_source`)."""
-        x = to_evaluate(x, batch_size)
+        with self._reading("predict", x, batch_size) as (predict, x):
+            return predict(x, batch_size, *args, **kwargs)
+
+    @contextlib.contextmanager
+    def _reading(self, name, x, batch_size, y=None):
+        """Context that gives Keras' method of that name, and data that it reads."""
+        method = getattr(super(), name)
+        if is_source(x):  # whose examples are prepared here
+            x, method = prepared(self, x)[0], past_preparation(self, PrivateTraining, name)
+        x = to_evaluate(x, batch_size, y)
         with _causes_of(x):
-            return super().predict(x, batch_size, *args, **kwargs)
+            yield method, x
 
     def train_on_batch(self, x, y=None, sample_weight=None, **kwargs):
         """Takes one private step on one batch, accounted without amplification by sampling."""

@@ -48,13 +48,10 @@ def check_callbacks(callbacks, optimizer) -> None:
                 raise ValueError(f"{name} cannot be used in private training. {reason}")
         if isinstance(callback, keras.callbacks.ModelCheckpoint):
             refuse_legacy(callback.filepath)  # not only after the steps of an epoch are spent
+        _warn_of_objective(callback)
         monitor = getattr(callback, "monitor", None)
         acts = getattr(callback, "save_best_only", True)
-        if (
-            isinstance(monitor, str)
-            and acts
-            and not (monitor.startswith("val_") or monitor in _PUBLIC)
-        ):
+        if isinstance(monitor, str) and acts and not _is_public(monitor):
             raise ValueError(
                 f"{name} acts on {monitor!r}. Figures of the training data are computed from private "
                 "examples without noise, so what it does would reveal them. Monitor a figure of "
@@ -68,6 +65,25 @@ def check_callbacks(callbacks, optimizer) -> None:
                 "%s may end this training early. All planned steps are counted then, because results "
                 "decide when it ends. Plan fewer epochs, or end by a PrivacyBudget with "
                 "tfdp.callbacks.StopAtBudget, which counts only the steps taken.",
+                name,
+            )
+
+
+def _is_public(figure: str) -> bool:
+    return figure.startswith("val_") or figure in _PUBLIC
+
+
+def _warn_of_objective(callback) -> None:
+    """Warns of a search by KerasTuner, whose `SaveBestEpoch` knows what trials are compared by."""
+    objective = getattr(callback, "objective", None)
+    for each in getattr(objective, "objectives", [objective]):
+        name = getattr(each, "name", None)
+        if isinstance(name, str) and name != "default_objective" and not _is_public(name):
+            logging.warning(
+                "The search compares trials and epochs by %r. If that is a figure of the training "
+                "data, it is computed from private examples without noise, and what is chosen reveals "
+                "them. Use a figure of validation data, such as objective='val_loss', and pass "
+                "validation_data, which are not protected.",
                 name,
             )
 
