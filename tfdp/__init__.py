@@ -19,7 +19,6 @@ Example:
 import importlib
 
 from tfdp import _registration
-from tfdp._validate import did_you_mean
 
 __version__ = "0.1.0"
 
@@ -83,6 +82,8 @@ def __getattr__(name):
     elif name.endswith("Optimizer") and not name.startswith("_"):
         value = getattr(importlib.import_module("tfdp.optimizers"), name)
     else:
+        from tfdp._validate import did_you_mean  # which imports NumPy
+
         asks = name in ("DPModel", "DPSequential", "PrivacyEngine")
         remedy = _MAKE_PRIVATE if asks else f".{did_you_mean(name, __all__)}"
         raise AttributeError(f"module 'tfdp' has no attribute {name!r}{remedy}")

@@ -4,8 +4,6 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping
 
-from tfdp._validate import did_you_mean
-
 
 def importing(package: str, modules: Mapping[str, str]) -> tuple[Callable, Callable]:
     """Returns the functions `__getattr__` and `__dir__` of a package.
@@ -17,6 +15,8 @@ def importing(package: str, modules: Mapping[str, str]) -> tuple[Callable, Calla
 
     def get(name):
         if name not in modules:
+            from tfdp._validate import did_you_mean  # which imports NumPy
+
             meant = did_you_mean(name, modules)
             raise AttributeError(f"module {package!r} has no attribute {name!r}.{meant}")
         value = getattr(importlib.import_module(f"{package}.{modules[name]}"), name)
