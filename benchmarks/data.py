@@ -18,7 +18,7 @@ import tensorflow as tf
 
 import tfdp
 from tfdp._compat.keras import PyDatasetAdapter
-from tfdp.data import SCHEMES, make_lots
+from tfdp.data import SCHEMES, as_source, make_lots
 from tfdp.data.words import Words
 
 RECORDS = 10**8
@@ -99,6 +99,17 @@ def training() -> tuple[float, float]:
     return tuple(statistics.median(times[1:]) for times in both)
 
 
+def array_record(path: pathlib.Path, x: np.ndarray, y: np.ndarray):
+    """A file of records, one for each row, and its reader."""
+    from array_record.python import array_record_data_source, array_record_module
+
+    writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1")
+    for row, label in zip(x, y, strict=False):
+        writer.write(row.tobytes() + label.tobytes())
+    writer.close()
+    return array_record_data_source.ArrayRecordDataSource(str(path))
+
+
 def sources(folder: pathlib.Path, examples: int = 20_000, lot_size: int = 256) -> dict:
     """Milliseconds for a lot from each kind of source, and for a batch by Keras from the same."""
     rng = np.random.default_rng(0)
@@ -132,6 +143,18 @@ def sources(folder: pathlib.Path, examples: int = 20_000, lot_size: int = 256) -
     def of_files(indices):
         return np.stack([np.load(files[i]) for i in indices]), y[indices]
 
+    records, label_bytes = array_record(folder / "rows", x[:4_000], y), y.dtype.itemsize
+
+    def parsed(record):
+        pixels = tf.io.decode_raw(tf.strings.substr(record, 0, x[0].nbytes), tf.uint8)
+        label = tf.io.decode_raw(tf.strings.substr(record, x[0].nbytes, label_bytes), tf.int64)
+        return tf.reshape(pixels, x.shape[1:]), label[0]
+
+    def of_records(indices):
+        found = b"".join(records.__getitems__(indices.tolist()))
+        rows = np.frombuffer(found, np.uint8).reshape(len(indices), -1)
+        return rows[:, : x[0].nbytes].reshape(-1, *x.shape[1:]), y[indices]
+
     def pipeline(array):
         shuffled = tf.data.Dataset.from_tensor_slices((array, y)).shuffle(examples)
         return shuffled.batch(lot_size).repeat().prefetch(2)
@@ -150,6 +173,10 @@ def sources(folder: pathlib.Path, examples: int = 20_000, lot_size: int = 256) -
         "memmap, PyDataset": lambda: adapter(Batches(lambda i: (mapped[i], y[i]), examples)),
         "files": lambda: make_lots("fixed_size", Files(), lot_size=lot_size).as_dataset(),
         "files, PyDataset": lambda: adapter(Batches(of_files, len(files))),
+        "ArrayRecord": lambda: make_lots(
+            "fixed_size", as_source(records).map(parsed), lot_size=lot_size
+        ).as_dataset(),
+        "ArrayRecord, PyDataset": lambda: adapter(Batches(of_records, len(records))),
     }
     times: dict = {name: [] for name in ways}
     for _ in range(3):

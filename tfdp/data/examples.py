@@ -36,10 +36,10 @@ def stacked(examples: Sequence[tuple], indices: np.ndarray) -> tuple:
             continue
         arrays = [as_value(value) for value in values]
         for index, array in zip(indices, arrays, strict=True):
-            if np.shape(array) != np.shape(arrays[0]):
+            if shape_of(array) != shape_of(arrays[0]):
                 raise ValueError(
-                    f"Row {index} of the source has shape {np.shape(array)}, and row {indices[0]} has "
-                    f"shape {np.shape(arrays[0])}. Give all rows one shape, in the source or by map(f)."
+                    f"Row {index} of the source has shape {shape_of(array)}, and row {indices[0]} has "
+                    f"shape {shape_of(arrays[0])}. Give all rows one shape, in the source or by map(f)."
                 )
         columns.append(in_lots(stack(arrays)))
     return tf.nest.pack_sequence_as(examples[0], columns)
@@ -125,6 +125,11 @@ def at_places(rows: Any, places: np.ndarray) -> Any:
     if isinstance(rows, list):
         return [rows[place] for place in places]
     return each_array(lambda column: np.take(column, places, axis=0), rows)
+
+
+def shape_of(value: Any) -> tuple:
+    """The shape of a value; NumPy would copy bytes to find theirs."""
+    return () if isinstance(value, bytes | str) else tuple(np.shape(value))
 
 
 def stack(values: Sequence) -> np.ndarray:

@@ -18,7 +18,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.data.arrays import each_array
-from tfdp.data.examples import as_value, in_lots, in_threads, named_row, rows_of_columns, stacked
+from tfdp.data.examples import (
+    as_value,
+    in_lots,
+    in_threads,
+    named_row,
+    rows_of_columns,
+    shape_of,
+    stacked,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +133,7 @@ def _named(call):
 
 def _alike(examples) -> bool:
     """Whether all examples have the same shapes."""
-    shapes = {tuple(np.shape(leaf) for leaf in tf.nest.flatten(example)) for example in examples}
+    shapes = {tuple(map(shape_of, tf.nest.flatten(example))) for example in examples}
     return len(shapes) == 1
 
 
