@@ -27,6 +27,8 @@ def test_both_layouts_are_what_a_convolution_sees(window, shape):
         images, kernel, window.strides, window.padding.upper(), dilations=window.dilation
     )
     seen = tf.reshape(seen, [3, -1, width])
-    assert_close(patches(images, window), seen, 1)
+    for jit_compile in (False, True):
+        made = tf.function(patches, autograph=False, jit_compile=jit_compile)
+        assert_close(made(images, window), seen, 1)
     columns = window.columns(window.pad(images))
     assert_close(tf.linalg.matrix_transpose(columns), seen, 1)

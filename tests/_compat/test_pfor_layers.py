@@ -143,6 +143,47 @@ def test_volume_convolutions(groups, data_format):
     assert_vectorized(all_of, volumes)
 
 
+def pooled_with_gradient(pool, images):
+    results = pool(images, 3, 2, "SAME")
+    upstream = tf.reshape(tf.range(1.0, tf.size(results, tf.float32) + 1.0), tf.shape(results))
+    return results, tf.gradients(results, images, upstream)[0]
+
+
+@pytest.mark.parametrize("pool", [tf.nn.max_pool1d, tf.nn.max_pool2d, tf.nn.max_pool3d])
+def test_ties_in_pools_go_where_tensorflow_sends_them(pool):
+    rank = 3 if pool is tf.nn.max_pool1d else 4 if pool is tf.nn.max_pool2d else 5
+    images = DRAW.integers(0, 2, (4, *[5] * (rank - 2), 3)).astype("float32")
+    images[1], images[2] = 0.0, np.nan
+    of_batch = tf.function(lambda x: pooled_with_gradient(pool, x), autograph=False)
+
+    def of_row(row):
+        return [found[0] for found in pooled_with_gradient(pool, row[tf.newaxis])]
+
+    found = tf.function(lambda x: vectorized_map(of_row, x), autograph=False)(images)
+    for place, image in enumerate(images):
+        for ours, alone in zip(found, of_batch(image[np.newaxis]), strict=True):
+            np.testing.assert_array_equal(ours[place], alone[0])
+
+
+def test_operations_on_batches_are_neighbours():
+    # TensorFlow looks at neighbours only: it merges a bias and an activation with a convolution, and
+    # keeps the places of maxima for the gradient of a pool.
+    kernel, bias = tf.ones([2, 2, 3, 4]), tf.ones([4])
+
+    def of_row(image):
+        seen = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(image, kernel, 1, "SAME"), bias))
+        return tf.gradients(tf.nn.max_pool2d(seen, 2, 2, "VALID"), image)[0]
+
+    spec = tf.TensorSpec([None, *IMAGES.shape[1:]])
+    of_rows = tf.function(lambda x: vectorized_map(of_row, x), autograph=False)
+    of_rows = of_rows.get_concrete_function(spec)
+    made = [op for op in of_rows.graph.get_operations() if "/pfor/" in op.name]
+    before = {op.type: [tensor.op.type for tensor in op.inputs] for op in made}
+    assert before["BiasAdd"][0] == "Conv2D" and before["Relu"] == ["BiasAdd"]
+    assert before["MaxPool"] == ["Relu"] and before["MaxPoolGrad"][:2] == ["Relu", "MaxPool"]
+    assert before["ReluGrad"] == ["MaxPoolGrad", "Relu"]
+
+
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_an_index_that_does_not_exist_stays_in_its_row(jit_compile):
     tables = tf.reshape(tf.range(24.0), [3, 2, 4])

@@ -98,8 +98,9 @@ def at_once(function: Callable, rows: list, shared: list, kept: Sequence = ()) -
         rows = [pfor_input.stacked_input(index) for index in range(count)]
         others = [pfor_input.unstacked_input(i) for i in range(count, pfor_input.num_inputs)]
         found, keep = function([*map(merged, rows)], others[: end - count], others[end - count :])
-        shapes = [[None, rows[0].shape[1], *tensor.shape[1:]] for tensor in found]
-        found = [apart(tensor, pfor_input.pfor.loop_len_vector) for tensor in found]
+        first = rows[0].shape[1]
+        shapes = [[None, first, *tensor.shape[1:]] for tensor in found]
+        found = [apart(tensor, pfor_input.pfor.loop_len_vector, first) for tensor in found]
         found = [wrap(tf.ensure_shape(*pair), True) for pair in zip(found, shapes, strict=True)]
         return [*found, *(wrap(tensor, False) for tensor in keep)]
 
@@ -108,6 +109,16 @@ def at_once(function: Callable, rows: list, shared: list, kept: Sequence = ()) -
     # An attribute of the operation is freed together with the graph.
     setattr(found[0].op, AT_ONCE, convert)
     return found[:results], found[results:]
+
+
+def taken(rows, index):
+    """Returns a row by its number in the map; all rows of the map are `rows`, which are not copied.
+
+    `tf.vectorized_map` looks up each row unless it knows how many there are.
+    """
+    found = tf.gather(rows, index)
+    setattr(found.op, AT_ONCE, lambda pfor_input: wrap(pfor_input.input(0).t, True))
+    return found
 
 
 class Loop(WhileV2):
@@ -124,8 +135,23 @@ class Loop(WhileV2):
         return super()._process_cond_stacked(conditions, indices, inputs, *others)
 
 
+_MERGED = "tfdp_merged"  # the attribute of an operation that only took the axes of a tensor apart
+
+
+def is_apart(tensor) -> bool:
+    """Whether a tensor is one of `apart`, so that `merged` needs no operation."""
+    return tf.is_symbolic_tensor(tensor) and hasattr(tensor.op, _MERGED)
+
+
 def merged(tensor):
-    """Merges the first two axes: [examples, rows, ...] to [examples * rows, ...]."""
+    """Merges the first two axes: [examples, rows, ...] to [examples * rows, ...].
+
+    What `apart` took apart is returned as it was. So operations on batches follow one another as they
+    do in a plain model, and TensorFlow merges them (convolution, bias and activation), or keeps for a
+    gradient what an operation found (the places of a pool's maxima): it looks at neighbours only.
+    """
+    if is_apart(tensor):
+        return getattr(tensor.op, _MERGED)
     known = tensor.shape[2:]
     if known.num_elements():
         return tf.reshape(tensor, [-1, *known])
@@ -136,8 +162,21 @@ def merged(tensor):
     return tf.ensure_shape(found, [rows or None, *known])
 
 
-def apart(tensor, examples):
-    """[examples * rows, ...] to [examples, rows, ...]; `examples` is int32 [1]."""
+def apart(tensor, examples, first: int | None):
+    """[examples * rows, ...] to [examples, rows, ...].
+
+    Args:
+        tensor: the tensor.
+        examples: int32 [1], the number of examples.
+        first: number of rows of an example, or None where it is unknown.
+    """
     known = tensor.shape[1:] if tensor.shape.rank else tf.TensorShape(None)
-    later = [-1, *known] if known.num_elements() else tf.concat([[-1], tf.shape(tensor)[1:]], 0)
-    return tf.reshape(tensor, tf.concat([examples, later], axis=0))
+    if first and known.num_elements():
+        shape = [-1, first, *known]  # needs no operation
+    else:
+        later = [-1, *known] if known.num_elements() else tf.concat([[-1], tf.shape(tensor)[1:]], 0)
+        shape = tf.concat([examples, later], axis=0)
+    found = tf.reshape(tensor, shape)
+    # An attribute of the operation is freed together with the graph.
+    setattr(found.op, _MERGED, tensor)
+    return found

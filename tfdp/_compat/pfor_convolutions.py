@@ -130,4 +130,5 @@ def _as_before(pfor_input, values):
     """Returns [examples * batch, ...] with channels last as the operation would, for each example."""
     if _is_channels_first(pfor_input):
         values = tf.transpose(values, [0, values.shape.rank - 1, *range(1, values.shape.rank - 1)])
-    return wrap(apart(values, pfor_input.pfor.loop_len_vector), True)
+    first = pfor_input.op.outputs[0].shape[0]
+    return wrap(apart(values, pfor_input.pfor.loop_len_vector, first), True)

@@ -11,6 +11,7 @@ from tfdp._compat.pfor_conversion import (
     Loop,
     apart,
     created,
+    is_apart,
     list_ops,
     merged,
     rows_inside,
@@ -26,11 +27,14 @@ from tfdp._compat.pfor_conversion import (
 # operations for them. For a depthwise convolution, it moves the examples to the channels.
 _WITH_BATCH = {
     "AvgPool": [0],
+    "AvgPool3D": [0],
     "Conv2D": [0],
     "DepthwiseConv2dNative": [0],
     "ExtractImagePatches": [0],
     "ImageProjectiveTransformV3": [0, 1],
     "MaxPool": [0],
+    "MaxPool3D": [0],
+    "MaxPool3DGrad": [0, 1, 2],
     "MaxPoolGrad": [0, 1, 2],
     "ResizeArea": [0],
     "ResizeBicubic": [0],
@@ -45,6 +49,7 @@ _WITH_BATCH = {
 }
 # The same, where input 0 is the shape of the result, batch included.
 _INTO_SHAPE = {
+    "AvgPool3DGrad": [1],
     "AvgPoolGrad": [1],
     "DepthwiseConv2dNativeBackpropInput": [2],
 }
@@ -80,7 +85,23 @@ def on_merged(pfor_input, with_batch: list, into_shape: bool = False):
         inputs.append(merged(given))
     if into_shape:
         inputs[0] = tf.concat([inputs[0][:1] * tf.cast(rows, inputs[0].dtype), inputs[0][1:]], 0)
-    return [wrap(apart(output, rows), True) for output in created(pfor_input, inputs)]
+    outputs = zip(created(pfor_input, inputs), pfor_input.op.outputs, strict=True)
+    return [wrap(apart(found, rows, _first(of_row)), True) for found, of_row in outputs]
+
+
+def _first(of_row):
+    """The first length of a row's tensor, or None."""
+    return of_row.shape[0] if of_row.shape.rank else None
+
+
+# What TensorFlow merges with the convolution or product before it, and the gradients.
+@rule("Elu", "EluGrad", "LeakyRelu", "LeakyReluGrad", "Relu", "Relu6", "Relu6Grad", "ReluGrad")
+def activation(own, pfor_input):
+    given = [pfor_input.input(index) for index in range(pfor_input.num_inputs)]
+    known = pfor_input.op.outputs[0].shape.is_fully_defined()
+    if known and all(x.is_stacked for x in given) and any(is_apart(x.t) for x in given):
+        return on_merged(pfor_input, [*range(len(given))])
+    return own(pfor_input)
 
 
 # -- operations on the last axes ---------------------------------------------------------------------
@@ -134,7 +155,10 @@ def product(own, pfor_input):
     if pfor_input.get_attr(flips[1]):
         matrix = transpose(matrix)
     static = [*rows.shape[:-1], matrix.shape[1]]
-    found = tf.matmul(tf.reshape(rows, [-1, _length(matrix, 0)]), matrix)
+    flat = merged(rows) if len(static) == 3 else tf.reshape(rows, [-1, _length(matrix, 0)])
+    found = tf.matmul(flat, matrix)
+    if len(static) == 3:
+        return wrap(apart(found, pfor_input.pfor.loop_len_vector, static[1]), True)
     if static.count(None) < 2:
         return wrap(tf.reshape(found, [-1 if n is None else n for n in static]), True)
     whole = tf.concat([tf.shape(rows)[:-1], [_length(matrix, 1)]], axis=0)
@@ -161,6 +185,11 @@ def bias(own, pfor_input):
     something of whatever rank, such as the bias of an EinsumDense with `bias_axes`.
     """
     values, added = pfor_input.input(0), pfor_input.input(1)
+    if values.is_stacked and not added.is_stacked and is_apart(values.t):
+        # TensorFlow merges the two, and forgets that the bias is along another axis than the channels.
+        before = merged(values.t).op.node_def.attr["data_format"].s
+        if before in (b"", pfor_input.get_attr("data_format")):
+            return on_merged(pfor_input, [0])
     if pfor_input.get_attr("data_format") != b"NCHW" or not added.is_stacked:
         return own(pfor_input)
     ones = [1] * (pfor_input.op.inputs[0].shape.rank - 2)
@@ -257,6 +286,14 @@ def from_lists(own, pfor_input):
     found = own(pfor_input)
     # It leaves the rows of gathered elements, which are inside of them, there.
     return wrap(transposed(found.t), True) if "Gather" in pfor_input.op_type else found
+
+
+@rule("Shape", "ShapeN")
+def shapes(own, pfor_input):
+    known = [tensor.shape for tensor in pfor_input.op.inputs]
+    if not all(shape.is_fully_defined() for shape in known):
+        return own(pfor_input)
+    return [wrap(tf.constant([*s], pfor_input.get_attr("out_type")), False) for s in known]
 
 
 # -- operations with a constant: axes, a shape, an order of axes -------------------------------------

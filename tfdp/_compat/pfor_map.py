@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 from absl import logging
+from tensorflow.python.ops.parallel_for.control_flow_ops import pfor
 
 from tfdp._compat import (  # noqa: F401, each module adds its rules to `RULES`
     pfor_convolutions,
@@ -13,7 +14,7 @@ from tfdp._compat import (  # noqa: F401, each module adds its rules to `RULES`
     pfor_random,
 )
 from tfdp._compat.keras import as_in_a_larger_batch
-from tfdp._compat.pfor_conversion import AT_ONCE, RULES, NotCovered, looped
+from tfdp._compat.pfor_conversion import AT_ONCE, RULES, NotCovered, looped, taken
 
 # TensorFlow's rules have mixed rows before, which breaks the bound on what one example contributes, in
 # silence. `tests/_compat/test_every_rule.py` compares each of these with a loop over the rows, forwards
@@ -97,14 +98,20 @@ def vectorized_map(function: Callable, rows, failed: list | None = None):
                 failed.append(pfor_input.op)
             raise
 
-    def of_row(row):
+    rows = tf.nest.map_structure(tf.convert_to_tensor, rows)
+    numbers = [leaf.shape[0] for leaf in tf.nest.flatten(rows)]
+    known = next((number for number in numbers if number is not None), None)
+
+    def of_row(index):
         with as_in_a_larger_batch():
+            row = tf.nest.map_structure(lambda leaf: taken(leaf, index), rows)
             found = tf.nest.map_structure(tf.convert_to_tensor, function(row))
         _mark(tf.compat.v1.get_default_graph(), convert)
         return found
 
     with _without_log_of_state():
-        return tf.vectorized_map(of_row, rows, fallback_to_while_loop=False)
+        number = tf.shape(tf.nest.flatten(rows)[0])[0] if known is None else known
+        return pfor(of_row, number, fallback_to_while_loop=False)
 
 
 def _mark(graph, convert):

@@ -201,7 +201,7 @@ class Lookups(PerExampleGradient):
         return (self.size, self.distinct), (self.indices, self.vectors)
 
     def in_cheapest_form(self):
-        if self.distinct:
+        if self.distinct or self.indices.shape[1] == 1:
             return self
         # After sorting, equal indices are neighbours, so that each series of them gets a segment.
         order = tf.argsort(self.indices, axis=1)

@@ -208,12 +208,13 @@ def _lookup(operation):
 
     def gradient(at_output, indices):
         count = indices.shape[1:].num_elements()
+        rows = -1 if count else tf.shape(indices)[0]
         if count is None:
             count = tf.reduce_prod(tf.shape(indices)[1:])
         # An index of 64 bits beyond the table is none of its rows, whatever its lower 32 bits say.
         indices = tf.cast(tf.where((indices >= 0) & (indices < size), indices, -1), tf.int32)
-        indices = tf.reshape(indices, [tf.shape(indices)[0], count])
-        vectors = tf.reshape(at_output, [tf.shape(indices)[0], count, width])
+        indices = tf.reshape(indices, [rows, count])
+        vectors = tf.reshape(at_output, [rows, count, width])
         return Lookups(indices, tf.cast(vectors, tf.float32), size)
 
     return [indices], gradient
