@@ -7,7 +7,7 @@ import tensorflow as tf
 from absl import logging
 
 from tfdp.accounting import PrivacyBudget, Run, noise_for, proven
-from tfdp.accounting.guarantee import format_epsilon
+from tfdp.accounting.guarantee import VACUOUS_ABOVE, format_epsilon
 from tfdp.accounting.sampling import OncePerEpoch, Poisson, Unknown
 from tfdp.training.describe import planned_run
 from tfdp.training.feed import Feed
@@ -69,7 +69,8 @@ def _warning(model, x, feed, epochs) -> str:
     now = epsilon(Unknown)
     if math.isinf(now):
         return f"{_UNKNOWN} Lots that tfdp draws have a smaller epsilon: {call}"
-    cost = f"The {run.steps:,} planned steps have epsilon {format_epsilon(now)} at delta {delta:g}."
+    shown = format_epsilon(now) if now <= VACUOUS_ABOVE else f"{math.ceil(now):,} (no protection)"
+    cost = f"The {run.steps:,} planned steps have epsilon {shown} at delta {delta:g}."
     ways: dict[str, type] = {
         f"in Poisson lots of {size} out of {examples:,} examples, which tfdp draws: {call}": Poisson,
         "if each example is at most once in an epoch, which you can declare: "
