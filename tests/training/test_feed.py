@@ -81,7 +81,7 @@ def test_tokens_that_an_embedding_does_not_have_are_refused(feed):
     def trained():
         if feed == "batch":
             model.train_on_batch([numbers, tokens], labels)
-        elif feed == "names":  # in another order than that of the inputs
+        elif feed == "names":  # not in the order of the inputs
             model.fit({"words": tokens, "x": 9 + numbers}, labels, batch_size=8, verbose=0)
         else:
             model.fit([numbers, tokens], labels, batch_size=8, shuffle=False, verbose=0)

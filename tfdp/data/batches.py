@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdp.data.arrays import each_array, texts_as_tensors
 from tfdp.data.calls import Calls
-from tfdp.data.examples import conformed, dtype_in_lots
+from tfdp.data.examples import conformed, spec_of
 from tfdp.data.lots import Lots
 from tfdp.data.sources import Source, as_source, is_source
 
@@ -48,10 +48,7 @@ class SourceBatches(keras.utils.PyDataset):
 
     @functools.cached_property
     def _spec(self):
-        return each_array(
-            lambda column: tf.TensorSpec((None, *column.shape[1:]), dtype_in_lots(column)),
-            self._source.rows(np.zeros(1, np.int64)),
-        )
+        return spec_of(self._source.rows(np.zeros(1, np.int64)))
 
     def cause_of(self, error: tf.errors.OpError) -> Exception:
         """Returns the exception of the source that TensorFlow turned into `error`."""

@@ -68,6 +68,11 @@ def _is_text(value) -> bool:
     return isinstance(value, bytes | str) or dtype is tf.string
 
 
+def spec_of(rows: tuple) -> tuple:
+    """The `tf.TensorSpec`s of rows, whatever their number."""
+    return each_array(lambda c: tf.TensorSpec((None, *c.shape[1:]), dtype_in_lots(c)), rows)
+
+
 def conformed(rows: tuple, spec: tuple, index: int) -> tuple:
     """Rows with the entries, shapes and dtypes of the first row of a source.
 

@@ -31,7 +31,7 @@ from tfdp._validate import whole
 from tfdp.data.arrays import all_arrays, each_array
 from tfdp.data.assembly import Assembly
 from tfdp.data.calls import Calls
-from tfdp.data.examples import dtype_in_lots
+from tfdp.data.examples import spec_of
 from tfdp.data.mapping import RowFunction, weighted_row
 from tfdp.data.people import People
 from tfdp.data.schemes import Scheme
@@ -229,7 +229,7 @@ class Lots:
     def spec(self) -> tuple:
         """The structure (x, y, sample_weight) of the `tf.TensorSpec`s of a lot."""
         rows = self._assembly.lot(np.zeros(0, np.int64), self._rows, bytes(16), bytes(16), 0)
-        return each_array(lambda c: tf.TensorSpec((None, *c.shape[1:]), dtype_in_lots(c)), rows)
+        return spec_of(rows)
 
     def in_memory(self) -> tuple | None:
         """The examples (x, y) as arrays, if they are in memory and no function changes them."""

@@ -235,7 +235,7 @@ class Forward:
         ):
             for each in keras.tree.flatten(self.model.loss):
                 if getattr(each, "reduction", "") in (None, "none"):
-                    # Keras cannot add penalties to the vector, whose gradient is that of its sum.
+                    # Keras fails when it adds a penalty to a vector. The gradients are the same.
                     stack.enter_context(replaced(each, reduction="sum"))
             loss = compute_loss_as_keras(
                 self.model, with_none(x), with_none(y), y_pred, sample_weight

@@ -76,11 +76,7 @@ def check_tokens(model, x) -> None:
     """
     if not is_graph_of_layers(model) or not model.built:
         return
-    structure = input_structure(model)
-    inputs = keras.tree.flatten(structure)
-    if isinstance(x, dict) and not isinstance(structure, dict):  # by name, as in Keras
-        x = [x.get(each.name) for each in inputs]
-    pairs = zip(inputs, keras.tree.flatten(x), strict=False)
+    pairs = with_inputs(model, x)
     known = {id(each): array for each, array in pairs if array is not None and np.size(array)}
     for layer in layers_of(model):
         if isinstance(layer, keras.layers.Embedding):
@@ -92,6 +88,15 @@ def check_tokens(model, x) -> None:
                         f"{layer.input_dim - 1}. Received tokens from {np.min(array)} to "
                         f"{np.max(array)}."
                     )
+
+
+def with_inputs(model, x):
+    """Pairs (input, leaf of `x`) of a graph of layers, by name where `x` has names, as in Keras."""
+    structure = input_structure(model)
+    inputs = keras.tree.flatten(structure)
+    if isinstance(x, dict) and not isinstance(structure, dict):
+        x = [x.get(each.name) for each in inputs]
+    return zip(inputs, keras.tree.flatten(x), strict=False)
 
 
 def check_disjoint(model, x) -> None:

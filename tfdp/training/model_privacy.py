@@ -193,7 +193,7 @@ class ModelPrivacy:
 
     @property
     def steps_taken(self) -> int:
-        """Number of steps of the latest ledger entry so far, such as that of a loaded model."""
+        """Number of steps taken in the latest training, also of a model that was loaded."""
         session, ledger = self.account.session, self.ledger
         if session is not None:
             return session.entry.taken

@@ -2,7 +2,7 @@
 
 Such a `fit` takes texts or images, makes batches, and applies the model's preprocessor to each of them.
 Private training applies it once to arrays, and to each example of lots and sources when they are read.
-Then `keras.Model`'s own `fit` is called behind that of the task.
+Then `keras.Model.fit` is called, and not the task's.
 
 On arrays, a preprocessor that draws random numbers, such as one that masks words, draws them once, not
 in every epoch. It has to treat samples one by one, as those of KerasHub do.

@@ -1,8 +1,8 @@
 """Warns where nothing will be learned: gradients far above the clip norm, or far below it.
 
-Before the first step, only what is public is looked at: types of inputs, layers, and class weights. At
-the end of the first epoch, norms of gradients are, which no noise covers. They are for the person who
-trains, as the loss in the progress bar.
+Before the first step, only public facts count: types of inputs, layers, and class weights. At the end
+of the first epoch, norms of gradients without noise do, too. Those warnings are for the person who
+trains, like the loss in the progress bar.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,8 @@ import keras
 import tensorflow as tf
 from absl import logging
 
-from tfdp._compat.keras import input_structure, is_graph_of_layers, layers_of, uses_of
+from tfdp._compat.keras import is_graph_of_layers, layers_of, uses_of
+from tfdp.training.data_checks import with_inputs
 from tfdp.training.feed import Feed
 
 # Layers that take the scale of their inputs as it is, and those whose gradients grow with it.
@@ -39,7 +40,7 @@ _FAR, _LARGE_NORM = 100, 1000
 
 
 def warn_of_scales(model: keras.Model, feed: Feed, class_weight: Mapping | None) -> None:
-    """Warns of class weights and bytes whose gradients are surely clipped, and of views that are equal.
+    """Warns of class weights and bytes that lead to clipped gradients, and of equal views.
 
     Args:
         model: a built model.
@@ -75,10 +76,7 @@ def _unscaled_bytes(model, lots):
     x, _, _ = keras.utils.unpack_x_y_sample_weight(lots)
     if not is_graph_of_layers(model) or not model.built:
         return []
-    inputs = keras.tree.flatten(input_structure(model))
-    if isinstance(x, dict):
-        x = [x.get(each.name) for each in inputs]
-    pairs = zip(inputs, keras.tree.flatten(x), strict=False)
+    pairs = with_inputs(model, x)
     names = {
         id(each): each.name for each, spec in pairs if getattr(spec, "dtype", None) == tf.uint8
     }
@@ -100,11 +98,13 @@ class ScaleCheck(keras.callbacks.Callback):
         self._warned = False
 
     def on_epoch_end(self, epoch, logs=None):
-        if self._warned:
+        optimizer = self.model.optimizer
+        # Adaptive clipping follows the norms, and automatic clipping scales every gradient.
+        if self._warned or optimizer.clipping in ("adaptive", "automatic"):
             return
         self._warned = True
         median = self.model.privacy.diagnostics()["median_gradient_norm"]
-        clip = self.model.optimizer.l2_norm_clip
+        clip = optimizer.l2_norm_clip
         if median > max(_FAR * clip, _LARGE_NORM):
             advice = (
                 "Clipping leaves their directions only, which few large numbers decide. Scale inputs "
