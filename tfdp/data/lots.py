@@ -227,7 +227,7 @@ class Lots:
 
     @functools.cached_property
     def spec(self) -> tuple:
-        """The structure (x, y, sample_weight) of the `tf.TensorSpec`s of a lot."""
+        """The `tf.TensorSpec` of each leaf of a lot, in the structure (x, y, sample_weight)."""
         rows = self._assembly.lot(np.zeros(0, np.int64), self._rows, bytes(16), bytes(16), 0)
         return spec_of(rows)
 
