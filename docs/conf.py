@@ -1,6 +1,6 @@
 """Settings of the documentation site: `python -m sphinx -W -c docs . build/site`.
 
-The repository itself is the source, so that links between pages work on the site as they do in a code host's browser.
+The repository is the source, so links between pages work as in a code host's browser.
 """
 
 import os
@@ -24,7 +24,11 @@ nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 nb_merge_streams = True
 
-autodoc_default_options = {"members": True, "show-inheritance": True, "exclude-members": "from_config"}
+autodoc_default_options = {
+    "members": True,
+    "show-inheritance": True,
+    "exclude-members": "from_config",
+}
 autodoc_typehints = "description"
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
