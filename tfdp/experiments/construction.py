@@ -82,27 +82,11 @@ def make_optimizer(
     if experiment.update_noise:
         made = NoisySGD
         offered["seed"] = experiment.seed  # this noise protects nothing, so its seed is public
-    taken = _parameters(made)
+    taken = inspect.signature(made).parameters
     if experiment.optimizer != "sgd" and not issubclass(made, base):
         offered["update_rule"] = base(learning_rate=rate)
     given = {name: offered[name] for name in taken if offered.get(name) is not None}
     return made(**given)
-
-
-def _parameters(kind: type) -> list[str]:
-    """Returns the named parameters of a constructor and of those that get its other keywords."""
-    names: dict[str, None] = {}
-    for parent in kind.__mro__:
-        if parent is keras.optimizers.Optimizer:
-            break
-        if "__init__" in vars(parent):
-            named = inspect.signature(vars(parent)["__init__"]).parameters.values()
-            names |= {
-                p.name: None for p in named if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-            }
-            if not any(p.kind is p.VAR_KEYWORD for p in named):
-                break
-    return [name for name in names if name != "self"]
 
 
 def plan(experiment: Experiment, lots, steps: int, model: keras.Model) -> Run:
@@ -146,8 +130,7 @@ def plan(experiment: Experiment, lots, steps: int, model: keras.Model) -> Run:
 
 def budget(experiment: Experiment) -> PrivacyBudget | None:
     """Returns the budget that training keeps to; None where the noise is given, or known."""
-    if experiment.noise_multiplier is not None or experiment.insecure_seed is not None:
+    epsilon, given = experiment.epsilon, (experiment.noise_multiplier, experiment.insecure_seed)
+    if epsilon is None or given != (None, None):
         return None
-    return PrivacyBudget(
-        experiment.epsilon, experiment.delta, experiment.guarantee, experiment.adjacency
-    )
+    return PrivacyBudget(epsilon, experiment.delta, experiment.guarantee, experiment.adjacency)

@@ -1,5 +1,6 @@
 """`make_private_with_epsilon`: a private model whose noise spends a budget in the planned epochs."""
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import keras
@@ -16,7 +17,7 @@ from tfdp.training.batches import is_batches
 from tfdp.training.building import build_for
 from tfdp.training.cost_of_batches import warn_of_noise
 from tfdp.training.describe import planned_run
-from tfdp.training.dp_model import make_private
+from tfdp.training.dp_model import Private, make_private
 from tfdp.training.feed import feed_of
 from tfdp.training.preparing import prepared
 
@@ -42,7 +43,7 @@ class Calibrated(NamedTuple):
         2.453
     """
 
-    model: keras.Model
+    model: Private
     optimizer: DPKerasOptimizer
     data: Lots | tf.data.Dataset | OncePerEpoch
 
@@ -60,7 +61,11 @@ def make_private_with_epsilon(
     l2_norm_clip: float | None = None,
     kind: str = "proven",
     adjacency: str = "zero_out",
-    **settings,
+    engine: str = "auto",
+    physical_batch_size: int | None = None,
+    seed: int | None = None,
+    start: str | None = None,
+    public_preprocessing: bool | Collection = (),
 ) -> Calibrated:
     """Makes a model private with the least noise that keeps a training within a budget.
 
@@ -84,7 +89,14 @@ def make_private_with_epsilon(
         l2_norm_clip: the clip norm; None takes that of a private optimizer, and 1.0 otherwise.
         kind: the guarantee that has to stay within the budget: "proven" or "claimed".
         adjacency: "zero_out", "replace_one" or "add_or_remove_one".
-        **settings: further arguments of `make_private`, such as `engine` or `physical_batch_size`.
+        engine: "auto", "ghost", "vectorized" or "loop", as in `make_private`.
+        physical_batch_size: largest number of examples that are in the network at once; None as in
+            `make_private`.
+        seed: insecure seed of the lots that are drawn from arrays, as in `make_private`; None draws
+            secret ones.
+        start: "public" declares that the weights do not depend on the private data; None declares
+            nothing.
+        public_preprocessing: layers, or their names, that were adapted to public data; True for all.
 
     Returns:
         (model, optimizer, data); compile the model with the optimizer, and fit it on the data.
@@ -110,29 +122,35 @@ def make_private_with_epsilon(
     epochs = positive("epochs", epochs)
     budget = PrivacyBudget(epsilon, delta, kind, adjacency)
     optimizer = _private(optimizer, l2_norm_clip, noise_multiplier=1.0)
-    physical = settings.get("physical_batch_size")
-    data = _lots(data, batch_size, sampling, physical, optimizer)
+    data = _lots(data, batch_size, sampling, physical_batch_size, optimizer)
     rows, *_ = prepared(model, data)
-    feed = feed_of(rows, physical)
+    feed = feed_of(rows, physical_batch_size)
     build_for(model, rows.spec[0] if isinstance(rows, Lots) else feed.dataset)
-    model = make_private(model, **settings)
-    if model.privacy.ledger.runs:
+    private = make_private(
+        model,
+        engine=engine,
+        physical_batch_size=physical_batch_size,
+        seed=seed,
+        start=start,
+        public_preprocessing=public_preprocessing,
+    )
+    if private.privacy.ledger.runs:
         raise ValueError(
             f"The weights of model '{model.name}' have spent privacy already, so noise for the whole "
             "budget would exceed it. Expected fresh weights; or use tfdp.accounting.noise_for with "
             "what is left."
         )
     steps = max(1, round(epochs * (feed.steps or 1)))
-    run = planned_run(model, feed, steps, optimizer, model.privacy.account.start)
+    run = planned_run(private, feed, steps, optimizer, private.privacy.account.start)
     too_large = delta_warning(delta, run.sampling.num_examples)
     if too_large:
         logging.warning("%s", too_large)
     noise = noise_for(budget.epsilon, budget.delta, run, kind, adjacency)
     warn_of_noise(data, run, noise, budget)
-    model.privacy.ledger.add_budget(budget)
+    private.privacy.ledger.add_budget(budget)
     if isinstance(feed.dataset, Begun):  # the size of its batches was unknown, so one was looked at
         data = OncePerEpoch(feed.dataset) if isinstance(data, OncePerEpoch) else feed.dataset
-    return Calibrated(model, _private(optimizer, None, noise_multiplier=noise), data)
+    return Calibrated(private, _private(optimizer, None, noise_multiplier=noise), data)
 
 
 def _private(optimizer, l2_norm_clip, noise_multiplier) -> DPKerasOptimizer:
