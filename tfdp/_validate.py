@@ -226,7 +226,8 @@ def one_of(
     choices = tuple(choices)
     if not isinstance(value, str) or value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
-        _check_absent(name, f"one of {listed}", value, remedy, optional)
+        meant = did_you_mean(value, choices) if isinstance(value, str) else ""
+        _check_absent(name, f"one of {listed}", value, remedy + meant, optional)
         return None
     return value
 

@@ -35,8 +35,10 @@ def draw(found: Audit | Membership, path: str | os.PathLike) -> None:
         >>> os.path.exists("roc.svg")
         True
     """
-    import matplotlib
-
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ImportError("Plots need matplotlib: pip install 'tfdp[plot]'.") from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

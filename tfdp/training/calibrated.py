@@ -5,11 +5,10 @@ from typing import NamedTuple
 
 import keras
 import tensorflow as tf
-from absl import logging
 
 from tfdp._compat.tensorflow import Begun
 from tfdp._validate import positive, refuse, whole
-from tfdp.accounting import PrivacyBudget, delta_warning, noise_for
+from tfdp.accounting import PrivacyBudget, noise_for
 from tfdp.data import Lots, OncePerEpoch, as_source, make_lots
 from tfdp.data.sources import is_source
 from tfdp.optimizers import DPKerasOptimizer, make_dp_optimizer_class
@@ -82,7 +81,7 @@ def make_private_with_epsilon(
             or a `tf.data.Dataset` of batches, which is accounted without amplification by sampling, or
             `tfdp.data.OncePerEpoch` of batches.
         epsilon: the budget, above 0.
-        delta: the probability parameter, in (0, 1); a warning says so if it is not below 1/N.
+        delta: the probability parameter, in (0, 1); `fit` warns if it is not below 1/N.
         epochs: number of passes over the data that are planned, above 0; it is rounded to steps.
         batch_size: nominal lot size; for arrays only, and needed there.
         sampling: how lots are drawn from arrays, as in `tfdp.data.make_lots`.
@@ -142,9 +141,6 @@ def make_private_with_epsilon(
         )
     steps = max(1, round(epochs * (feed.steps or 1)))
     run = planned_run(private, feed, steps, optimizer, private.privacy.account.start)
-    too_large = delta_warning(delta, run.sampling.num_examples)
-    if too_large:
-        logging.warning("%s", too_large)
     noise = noise_for(budget.epsilon, budget.delta, run, kind, adjacency)
     warn_of_noise(data, run, noise, budget)
     private.privacy.ledger.add_budget(budget)
