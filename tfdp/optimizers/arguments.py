@@ -39,7 +39,22 @@ class ClippingArguments(NoiseArguments, total=False):
 
 
 class KerasArguments(TypedDict, total=False):
-    """Arguments of every Keras optimizer, without those that private ones refuse."""
+    """Arguments of every Keras optimizer, without those that private ones refuse.
+
+    Args:
+        weight_decay: rate of weight decay, in units of the learning rate; None decays no weight.
+        clipnorm: L2 norm to which the gradient of each weight is clipped after the noise; None clips
+            nothing. The clip norm of single examples is `l2_norm_clip`.
+        clipvalue: largest magnitude of an entry of the gradient after the noise; None clips nothing.
+        global_clipnorm: L2 norm to which the gradient of all weights together is clipped after the
+            noise; None clips nothing.
+        use_ema: whether exponential moving averages of the weights replace them at the end of `fit`;
+            default False.
+        ema_momentum: with `use_ema`: weight of the earlier average in [0, 1]; default 0.99.
+        ema_overwrite_frequency: with `use_ema`: number of steps after which the averages replace the
+            weights, too; None replaces them at the end only.
+        name: name of the optimizer; None makes one from the class.
+    """
 
     weight_decay: float | None
     clipnorm: float | None
@@ -103,7 +118,7 @@ def describe_arguments(cls: type, refused: Sequence[str]) -> None:
     """Gives a class the signature, and its docstring the `Args:`, of all its constructors.
 
     In the docstring, the entry `**kwargs` is replaced by the arguments of the bases, each with the text
-    of the first base that describes it.
+    of the first base that describes it; `KerasArguments` replaces the texts of Keras.
 
     Args:
         cls: the class.
@@ -115,7 +130,9 @@ def describe_arguments(cls: type, refused: Sequence[str]) -> None:
     if not any(name.endswith("**kwargs") for name in entries):
         return
     known: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
+    bases = [*reversed(cls.__mro__)]
+    of_keras = [base for base in bases if base.__module__.startswith("keras.")]
+    for base in [*of_keras, KerasArguments, *(base for base in bases if base not in of_keras)]:
         known |= parts_of(base.__doc__)[1]
     names = [name for name in entries if "*" not in name]
     names += [each.name for each in parameters if each.name not in names]

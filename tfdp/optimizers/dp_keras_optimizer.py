@@ -53,7 +53,7 @@ _INTERNAL = {
         "described_steps",
     ),
     *("mean_factor", "mechanism", "refused", "release_means", "resume", "scalars", "secret_state"),
-    *("seeded", "stateless_apply", "title"),
+    *("seeded", "stateless_apply", "title", *REFUSED),
 }
 
 
@@ -74,9 +74,9 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         num_microbatches: number of microbatches that a lot is cut into; divides the lot size. The mean
             gradient of each microbatch is clipped. None clips every example by itself. A microbatch
             of several examples doubles the sensitivity, which the accounting includes.
-        clipping: "global"; "per_layer", which clips each layer at its share C / sqrt(layers);
-            "each_layer", which clips each layer at C, so that the whole gradient is within
-            C sqrt(layers), which the accounting includes; "automatic", which normalizes every
+        clipping: "global", the default; "per_layer", which clips each layer at its share
+            C / sqrt(layers); "each_layer", which clips each layer at C, so that the whole gradient is
+            within C sqrt(layers), which the accounting includes; "automatic", which normalizes every
             gradient to just below C; or "adaptive", with which C follows a quantile of the norms
             (`adaptive_clipping`) and starts at `l2_norm_clip`.
         target_quantile: with "adaptive": fraction of gradients that should stay unclipped;

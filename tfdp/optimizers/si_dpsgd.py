@@ -76,8 +76,8 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
     """SI-DPSGD with SGD, momentum or Nesterov momentum on the means.
 
     The optimizer keeps un-noised means of the weights, a secret, and shows the model the means with
-    fresh noise (Davody et al., the SI-DPSGD paper, Algorithm 1). The proven epsilon is often far larger
-    than the paper's.
+    fresh noise (Davody, Adelani, Kleinbauer and Klakow 2020, "Robust Differentially Private Training of
+    Deep Neural Networks", Algorithm 1). The proven epsilon is often far larger than the paper's.
 
     With momentum, v <- beta v + g; mu <- mu - eta v (or eta (g + beta v) for Nesterov), as in the
     authors' PyTorch code: the learning rate is outside of the velocity. The noise is *not* inside the
@@ -90,7 +90,7 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
         learning_rate: a float, or a `keras.optimizers.schedules.LearningRateSchedule`. It scales the
             noise too and enters the accounting, so it cannot be assigned later.
         momentum: beta in [0, 1); default 0.
-        nesterov: whether the momentum is Nesterov's.
+        nesterov: whether the momentum is Nesterov's; default False.
         update_rule: a Keras optimizer that moves the means in place of SGD; its learning rate also
             scales the noise. Its state is secret and un-noised like the means, so no finite epsilon
             can be proven, and it requires guarantee="claimed".

@@ -139,7 +139,7 @@ def make_private(
     Args:
         model: any Keras model whose layers treat examples one by one. (Keras' own tests mix its trainer
             into a layer that is no `keras.Model`; this is accepted, too.)
-        engine: the way in which per-example gradients are computed. "auto" and "ghost" write out no
+        engine: the way to compute per-example gradients. "auto", the default, and "ghost" write out no
             gradient of the whole model for each example; "auto" also takes models with
             statistics='batch'. "vectorized" writes all of them out. "loop" takes one example after the
             other: slow, but for any model that TensorFlow can differentiate.
