@@ -13,7 +13,6 @@ TensorFlow.
 """
 
 import difflib
-import inspect
 import math
 import numbers
 import reprlib
@@ -53,20 +52,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     spelled = {each.lower(): each for each in known}
     close = difflib.get_close_matches(name.lower(), spelled, n=1)
     return f" Did you mean {spelled[close[0]]!r}?" if close else ""
-
-
-def check_arguments(kind: type, given: Iterable[str]) -> None:
-    """Raises TypeError for a keyword that no `__init__` among the bases of a class takes."""
-    bases = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]
-    known = {name for function in bases for name in inspect.signature(function).parameters}
-    for name in given:
-        if name not in known | {"decay"}:  # which Keras ignores with a warning
-            meant = did_you_mean(_OTHER_NAMES.get(name, name), known)
-            raise TypeError(f"{kind.__name__} has no argument {name!r}.{meant}")
-
-
-# Names of arguments elsewhere that no spelling leads from.
-_OTHER_NAMES = {"lr": "learning_rate", "max_grad_norm": "l2_norm_clip", "clip_norm": "l2_norm_clip"}
 
 
 @overload
@@ -241,7 +226,8 @@ def one_of(
     choices = tuple(choices)
     if not isinstance(value, str) or value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
-        _check_absent(name, f"one of {listed}", value, remedy, optional)
+        meant = did_you_mean(value, choices) if isinstance(value, str) else ""
+        _check_absent(name, f"one of {listed}", value, remedy + meant, optional)
         return None
     return value
 

@@ -57,9 +57,14 @@ class EpsilonCurve:
 
     Args:
         model: a private model whose training has begun.
-        delta, adjacency: as in `model.privacy.spent`.
+        delta: probability in (0, 1), below 1/N; None takes the delta of the model's budget.
         kind: "proven" or "claimed".
+        adjacency: "zero_out", "replace_one" or "add_or_remove_one"; None takes that of the budget, or
+            "zero_out".
         points: largest number of step counts at which epsilon is computed.
+
+    Raises:
+        ValueError: there is neither a delta nor a budget, or an argument is invalid.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -73,7 +78,14 @@ class EpsilonCurve:
         0.773, 1.144
     """
 
-    def __init__(self, model, delta=None, kind="proven", adjacency=None, points=16):
+    def __init__(
+        self,
+        model: keras.Model,
+        delta: float | None = None,
+        kind: str = "proven",
+        adjacency: str | None = None,
+        points: int = 16,
+    ):
         entry = model.privacy.account.session.entry
         self._run, self._earlier = entry.run, entry.earlier()
         self._changes = model.privacy.ledger.changes
@@ -83,7 +95,7 @@ class EpsilonCurve:
         self._counts = [0]  # without a known plan
         if math.isfinite(planned):
             self._counts = step_counts(int(planned), self._run.sampling.steps_per_epoch, points)
-        self._values = {}
+        self._values: dict[int, float] = {}
 
     def describes(self, model) -> bool:
         """Whether the training, and what was spent before it, are still what the curve is made for."""
@@ -162,10 +174,15 @@ class PrivacyProgress(_Spending):
     where a training ended before its plan, it counts all planned steps.
 
     Args:
-        delta, adjacency: as in `model.privacy.spent`.
+        delta: probability in (0, 1), below 1/N; None takes the delta of the model's budget.
         kind: "proven" or "claimed".
-        name: name of the value in the logs; by default "epsilon", and "claimed_epsilon" for what is
-            claimed.
+        adjacency: "zero_out", "replace_one" or "add_or_remove_one"; None takes that of the budget, or
+            "zero_out".
+        name: name of the value in the logs; None takes "epsilon", and "claimed_epsilon" for the claimed
+            one.
+
+    Raises:
+        ValueError: `fit` begins with a model that is not private, or without a delta or a budget.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -179,11 +196,19 @@ class PrivacyProgress(_Spending):
         [0.773, 1.144]
     """
 
-    def __init__(self, delta=None, kind="proven", adjacency=None, name=None):
+    def __init__(
+        self,
+        delta: float | None = None,
+        kind: str = "proven",
+        adjacency: str | None = None,
+        name: str | None = None,
+    ):
         super().__init__(delta, adjacency)
         self.kind = kind
         self.name = name or ("epsilon" if kind == "proven" else f"{kind}_epsilon")
-        self._shown, self._left, self._logs = None, 0, {}
+        self._shown: float | None = None
+        self._left = 0
+        self._logs: dict = {}
 
     def on_epoch_begin(self, epoch, logs=None):
         self._left = 0  # other callbacks may change the weights, and what is known about them, here
@@ -217,6 +242,9 @@ class StopAtBudget(keras.callbacks.Callback):
     """Ends `fit` when the next step would be refused, instead of letting it raise.
 
     A `fit` of which the budget allows no step at all raises `BudgetExhausted` all the same.
+
+    Raises:
+        ValueError: `fit` begins with a model that is not private or has no budget.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -252,8 +280,13 @@ class PrivacyTensorBoard(_Spending):
     are computed from private data without noise: show the log only to people who may see the data.
 
     Args:
-        log_dir: directory of the event file.
-        delta, adjacency: as in `model.privacy.spent`.
+        log_dir: directory of the event file, as for `tensorboard --logdir`.
+        delta: probability in (0, 1), below 1/N; None takes the delta of the model's budget.
+        adjacency: "zero_out", "replace_one" or "add_or_remove_one"; None takes that of the budget, or
+            "zero_out".
+
+    Raises:
+        ValueError: `fit` begins with a model that is not private, or without a delta or a budget.
 
     Example:
         >>> import os
@@ -268,7 +301,12 @@ class PrivacyTensorBoard(_Spending):
         ['events.out.tfevents...']
     """
 
-    def __init__(self, log_dir, delta=None, adjacency=None):
+    def __init__(
+        self,
+        log_dir: str | os.PathLike,
+        delta: float | None = None,
+        adjacency: str | None = None,
+    ):
         super().__init__(delta, adjacency)
         self.log_dir = os.fspath(log_dir)
 

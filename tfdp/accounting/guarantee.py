@@ -35,6 +35,10 @@ def delta_warning(delta: float, num_examples: int) -> str | None:
 
     Publishing one record chosen at random, without any noise, has delta = 1/N and epsilon 0.
 
+    Args:
+      delta: Probability in (0, 1).
+      num_examples: Number N of examples.
+
     Example:
       >>> from tfdp.accounting import delta_warning
       >>> delta_warning(1e-5, num_examples=60000) is None
@@ -89,6 +93,7 @@ class Guarantee:
       max_examples_per_user: Largest number of records of one user; the guarantee is for all of them.
       unit: Whom or what the guarantee is for where `max_examples_per_user` is 1: "record" or "person".
       assumptions: Sentences, each of which has to be true.
+      reason: Why epsilon is infinite, or None.
       mu: Parameter of the equivalent Gaussian mechanism (mu-GDP), or None.
       details: JSON-safe facts about the bound.
       losses: Privacy losses; without them, `tpr` and `advantage` follow from epsilon and delta.

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import numbers
 import os
-from collections.abc import Mapping
 
 from tfdp._validate import instance, text
 from tfdp.accounting.guarantee import check_adjacency, check_delta, check_epsilon, check_kind
@@ -213,7 +212,7 @@ class Ledger:
                 self.add_budget(budget)
 
     @property
-    def entries(self) -> Mapping[str, Run]:
+    def entries(self) -> dict[str, Run]:
         """All runs by id, each with its spent steps (a copy)."""
         return dict(self._entries)
 

@@ -38,7 +38,10 @@ _ASSUMPTIONS = (
 
 
 def draw_trials(mean: float) -> int:
-    """Draws a number of trials of a mean above 1: geometric, from the operating system's entropy.
+    """Draws a number of trials: geometric, from the operating system's entropy.
+
+    Args:
+      mean: Mean of the number, above 1.
 
     Example:
       >>> from tfdp.accounting import draw_trials

@@ -244,6 +244,12 @@ def statement(
 ) -> str:
     """The text of `Statement.of` with the same arguments.
 
+    Args:
+      runs_or_run: One run, or all runs on the same data.
+      delta: Probability in (0, 1).
+      adjacency: "zero_out", "replace_one" or "add_or_remove_one".
+      planned: Whether the runs are a plan, of which nothing was executed.
+
     Example:
       >>> from tfdp.accounting import describe, statement
       >>> run = describe("dpsgd", "cyclic", num_examples=1000, lot_size=100, steps=20,

@@ -49,6 +49,9 @@ class ResultExists(ResultError):
 def read_record(folder: str | os.PathLike) -> dict:
     """Returns the content of run.json; an empty dictionary if there is none.
 
+    Args:
+        folder: the folder of a result.
+
     Example:
         >>> from tfdp.experiments import read_record
         >>> read_record("no_such_folder")

@@ -52,7 +52,14 @@ class NoisyWeights(DrawnNoise):
         (True, False)
     """
 
-    def __init__(self, network, noise_stddev, which="all", seed=None, **kwargs):
+    def __init__(
+        self,
+        network: keras.Layer,
+        noise_stddev: float,
+        which: str = "all",
+        seed: int | None = None,
+        **kwargs,
+    ):
         super().__init__(**kwargs)
         one_of("which", which, WHICH)
         self.network = network

@@ -84,15 +84,15 @@ class PrivateBatchNormalization(FeatureNormalization):
 
     def __init__(
         self,
-        axis=-1,
-        truncation=3.0,
-        share=0.2,
-        rate=0.2,
-        statistics="running",
-        floor=0.01,
-        epsilon=1e-5,
-        center=True,
-        scale=True,
+        axis: int = -1,
+        truncation: float = 3.0,
+        share: float = 0.2,
+        rate: float = 0.2,
+        statistics: str = "running",
+        floor: float = 0.01,
+        epsilon: float = 1e-5,
+        center: bool = True,
+        scale: bool = True,
         **kwargs,
     ):
         super().__init__(axis, epsilon, center, scale, **kwargs)

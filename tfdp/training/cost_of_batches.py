@@ -1,4 +1,4 @@
-"""Warns of the cost of batches of which nothing is known, beside lots that tfdp draws."""
+"""Warns of batches of which nothing is known, beside lots that tfdp draws, and of a delta too large."""
 
 import dataclasses
 import math
@@ -6,7 +6,7 @@ import math
 import tensorflow as tf
 from absl import logging
 
-from tfdp.accounting import PrivacyBudget, Run, noise_for, proven
+from tfdp.accounting import PrivacyBudget, Run, delta_warning, noise_for, proven
 from tfdp.accounting.guarantee import VACUOUS_ABOVE, format_epsilon
 from tfdp.accounting.sampling import OncePerEpoch, Poisson, Unknown
 from tfdp.training.describe import planned_run
@@ -16,12 +16,17 @@ from tfdp.training.feed import Feed
 def warn_of_cost(model, x, feed: Feed, epochs: int) -> None:
     """Warns if a feed is batches of a user, with the epsilons of this training and of better ones.
 
+    Warns, too, if the budget's delta is not below 1/N.
+
     Args:
         model: a private model that is compiled and built.
         x: what the user passed.
         feed: the data of the training.
         epochs: number of planned epochs.
     """
+    for budget in model.privacy.ledger.budgets:
+        if too_large := delta_warning(budget.delta, feed.sampling.num_examples):
+            logging.warning("%s", too_large)
     if type(feed.sampling) is Unknown and epochs > 0:
         logging.warning("%s", _warning(model, x, feed, epochs))
 

@@ -7,7 +7,7 @@ import functools
 import os
 import pathlib
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
@@ -107,6 +107,17 @@ def _private_class(base: type) -> type:
     return made
 
 
+if TYPE_CHECKING:
+
+    class Private(PrivateTraining, keras.Model):
+        """A private model, as type checkers see it."""
+
+        def __getattr__(self, name: str) -> Any: ...  # of a class of your own
+
+else:
+    Private = keras.Model
+
+
 def make_private(
     model: keras.Model,
     *,
@@ -116,7 +127,7 @@ def make_private(
     seed: int | None = None,
     start: str | None = None,
     public_preprocessing: bool | Collection = (),
-) -> keras.Model:
+) -> Private:
     """Makes a Keras model train privately, in place, and returns it.
 
     The model may be of any class; a class of your own stays a subclass of `keras.Model`.
@@ -128,7 +139,7 @@ def make_private(
     Args:
         model: any Keras model whose layers treat examples one by one. (Keras' own tests mix its trainer
             into a layer that is no `keras.Model`; this is accepted, too.)
-        engine: the way in which per-example gradients are computed. "auto" and "ghost" write out no
+        engine: the way to compute per-example gradients. "auto", the default, and "ghost" write out no
             gradient of the whole model for each example; "auto" also takes models with
             statistics='batch'. "vectorized" writes all of them out. "loop" takes one example after the
             other: slow, but for any model that TensorFlow can differentiate.
@@ -191,7 +202,7 @@ def make_private(
     return model
 
 
-def from_preset(cls: Any, preset: str | os.PathLike, **arguments) -> keras.Model:
+def from_preset(cls: Any, preset: str | os.PathLike, **arguments) -> Private:
     """Loads a private model that `save_to_preset` wrote, with its ledger and budget.
 
     Presets are KerasHub's folders of a model. That of a private model is an ordinary one, which

@@ -20,11 +20,14 @@ from tfdp.training.export import export
 from tfdp.training.feed import Feeder
 from tfdp.training.loop import steps_of
 
+_INTERNAL = {"account", "collected", "configure", "delta_and_adjacency", "feeder"}
+
 
 class ModelPrivacy:
     """What was spent on the weights of a private model, and what may still be spent.
 
-    `model.privacy` is such an object for every model that `make_private` was called on.
+    Args:
+        model: a model that `make_private` was called on; `model.privacy` is this object.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -48,6 +51,9 @@ class ModelPrivacy:
         self.public_preprocessing = ()
         self.collected = Diagnostics()
         self._account = Account()  # becomes the account of the weights once the model has any
+
+    def __dir__(self):
+        return [name for name in super().__dir__() if name not in _INTERNAL]
 
     def __repr__(self) -> str:
         return f"<privacy of model '{self._model.name}': {self.ledger!r}>"

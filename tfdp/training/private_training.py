@@ -6,6 +6,7 @@ refused. Anything that would train another way raises.
 """
 
 import contextlib
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -37,6 +38,8 @@ from tfdp.training.training import Training
 class PrivateTraining(SavedWithLedger):
     """Mixin that gives a Keras model a private `train_step`; `make_private` does so."""
 
+    stop_training: bool  # of Keras
+
     # -- configuration ---------------------------------------------------------------------------
 
     @property
@@ -47,9 +50,9 @@ class PrivateTraining(SavedWithLedger):
             self.__dict__["_tfdp_privacy"] = ModelPrivacy(self)
         return self.__dict__["_tfdp_privacy"]
 
-    def compile(self, *args, **kwargs):
+    def compile(self, *args: Any, **kwargs: Any) -> None:
         """`keras.Model.compile`, or that of the user's class; the optimizer has to be a private one."""
-        super().compile(*args, **kwargs)
+        super().compile(*args, **kwargs)  # type: ignore[misc]  # of the Keras class beside
         check_optimizer(self, self.optimizer)
 
     # -- entry points ----------------------------------------------------------------------------
@@ -71,7 +74,7 @@ class PrivateTraining(SavedWithLedger):
         steps_per_epoch=None,
         validation_batch_size=None,
         **kwargs,
-    ):
+    ) -> keras.callbacks.History:
         """Trains privately; the arguments are those of `keras.Model.fit`.
 
         Arrays are drawn in Poisson lots of nominal size `batch_size`. With `shuffle="epoch"`, each
@@ -101,7 +104,7 @@ class PrivateTraining(SavedWithLedger):
         if not isinstance(callbacks, keras.callbacks.CallbackList):
             callbacks = [ScaleCheck(), *list_of(callbacks)]
         start = Position(initial_epoch, until=epochs)
-        safe = contextlib.nullcontext(start)
+        safe: contextlib.AbstractContextManager = contextlib.nullcontext(start)
         if backup is not None:
             _refuse_to_resume(feed)
             safe = backup.attached(self, self.privacy.account, feed, start)
@@ -166,12 +169,12 @@ class PrivateTraining(SavedWithLedger):
             account.training = None
             training.close()
 
-    def evaluate(self, x=None, y=None, batch_size=None, *args, **kwargs):
+    def evaluate(self, x=None, y=None, batch_size=None, *args, **kwargs) -> Any:
         """`keras.Model.evaluate`; `x` may also be a source of examples (`tfdp.data.as_source`)."""
         with self._reading("evaluate", x, batch_size, y) as (evaluate, x):
             return evaluate(x, y, batch_size, *args, **kwargs)
 
-    def predict(self, x, batch_size=None, *args, **kwargs):
+    def predict(self, x, batch_size=None, *args, **kwargs) -> Any:
         """`keras.Model.predict`; `x` may also be a source of examples (`tfdp.data.as_source`)."""
         with self._reading("predict", x, batch_size) as (predict, x):
             return predict(x, batch_size, *args, **kwargs)
@@ -186,7 +189,7 @@ class PrivateTraining(SavedWithLedger):
         with _causes_of(x):
             yield method, x
 
-    def train_on_batch(self, x, y=None, sample_weight=None, **kwargs):
+    def train_on_batch(self, x, y=None, sample_weight=None, **kwargs) -> Any:
         """Takes one private step on one batch, accounted without amplification by sampling."""
         x, y, sample_weight = in_floatx(prepared(self, x, y, sample_weight))
         lot_size = common_length(x, y)
