@@ -97,13 +97,15 @@ class ModelPrivacy:
         adjacency: str | None = None,
         *,
         max_examples_per_user: int = 1,
+        full: bool = False,
     ) -> str:
-        """Returns both guarantees, what they rest on and what they do not cover, in words.
+        """Returns how strong the protection is, both guarantees and what to confirm, in five lines.
 
         All planned steps count, also while a training runs, as in files: a statement is for others.
 
         Args:
             delta, adjacency, max_examples_per_user: as in `spent`.
+            full: whether it has all assumptions, explanations and limits.
 
         Raises:
             ValueError: as in `spent`.
@@ -112,7 +114,10 @@ class ModelPrivacy:
         claimed, proven = (
             self._guarantee(kind, runs, delta, adjacency) for kind in ("claimed", "proven")
         )
-        return accounting.Statement.from_guarantees(runs, claimed, proven, planned=False).text()
+        from tfdp.accounting.statements import StatementText
+
+        said = accounting.Statement.from_guarantees(runs, claimed, proven, planned=False)
+        return StatementText.of(said, full)
 
     def diagnostics(self, reset: bool = False) -> dict[str, float]:
         """Returns means since the last reset: fraction clipped, median gradient norm, noise to signal.
