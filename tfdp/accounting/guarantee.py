@@ -5,6 +5,8 @@ import decimal
 import math
 from typing import Any
 
+import numpy as np
+
 from tfdp._validate import fraction, one_of, positive, refuse, whole
 from tfdp.accounting.numerics import attacks
 from tfdp.accounting.records import html_table
@@ -154,6 +156,10 @@ class Guarantee:
     def tpr(self, fpr: float) -> float:
         """Largest true positive rate of a test of membership at a false positive rate in (0, 1)."""
         return attacks.largest_tpr(self._curve, fraction("fpr", fpr))
+
+    def largest_tprs(self, fprs: np.ndarray) -> np.ndarray:
+        """`tpr` of many rates at once, for plots: upper bounds slightly above it."""
+        return attacks.largest_tprs(self._curve, fprs)
 
     @property
     def advantage(self) -> float:

@@ -12,6 +12,7 @@ from tfdp.accounting.statements import figure
 from tfdp.accounting.wording import ADVICE
 from tfdp.experiments.command import command_of
 from tfdp.experiments.experiment import Result
+from tfdp.experiments.run_folder import PICTURE
 
 
 def record(result: Result) -> dict:
@@ -34,12 +35,20 @@ def record(result: Result) -> dict:
     }
 
 
-def card(result: Result) -> str:
-    """Returns the model card in Markdown: the training, the accuracy and the privacy statement."""
+def card(result: Result, picture: bool = False) -> str:
+    """Returns the model card in Markdown: the training, the accuracy and the privacy statement.
+
+    Args:
+        result: the result.
+        picture: whether it shows the picture in the same folder.
+    """
     lines = [f"# {result.experiment.model} on {result.experiment.dataset}", ""]
     lines += [f"- {name}: {said}" for name, said in _facts(result)]
     lines += ["", "Command:", "", f"    {command_of(result.experiment)}"]
-    return "\n".join([*lines, "", result.statement.markdown()])
+    lines += ["", result.statement.markdown()]
+    if picture:
+        lines.append(f"![Epsilon over the steps; what an attacker can find]({PICTURE})\n")
+    return "\n".join(lines)
 
 
 def print_table(result: Result, console: Console | None = None, folder: str | None = None) -> None:

@@ -47,6 +47,7 @@ class ModelPrivacy:
         self.feeder = Feeder(None)
         self.public_preprocessing = ()
         self.collected = Diagnostics()
+        self.clipping: list[tuple[int, float]] = []  # steps and share clipped, of each epoch
         self._account = Account()  # becomes the account of the weights once the model has any
 
     def __repr__(self) -> str:
@@ -118,6 +119,29 @@ class ModelPrivacy:
 
         said = accounting.Statement.from_guarantees(runs, claimed, proven, planned=False)
         return StatementText.of(said, full)
+
+    def plot(self, delta: float | None = None, adjacency: str | None = None, *, clipping=True):
+        """Draws epsilon over the steps, and what an attacker can find at best, in one figure.
+
+        All planned steps count, as in `statement`. `figure.savefig("privacy.png")` writes it.
+
+        Args:
+            delta, adjacency: as in `spent`.
+            clipping: whether the share of clipped gradients in each epoch is drawn, too, where
+                `PrivacyTensorBoard` recorded it. It is not private: use False for a release.
+
+        Returns:
+            A matplotlib figure.
+
+        Raises:
+            ImportError: matplotlib is not installed (`pip install 'tfdp[plot]'`).
+            ValueError: as in `spent`.
+        """
+        from tfdp.accounting.pictures import picture
+
+        runs = self._checked_runs(self.ledger.runs, 1)
+        stated = [self._guarantee(kind, runs, delta, adjacency) for kind in ("proven", "claimed")]
+        return picture(runs, stated, self.clipping if clipping else ())
 
     def diagnostics(self, reset: bool = False) -> dict[str, float]:
         """Returns means since the last reset: fraction clipped, median gradient norm, noise to signal.
