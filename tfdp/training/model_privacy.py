@@ -5,12 +5,9 @@ import math
 import os
 from collections.abc import Iterator
 
-import keras
-
 from tfdp import accounting
-from tfdp._compat.keras import layers_of
 from tfdp._validate import one_of, whole
-from tfdp.account import DECLARED, Account, account_of, check_counted, known_steps
+from tfdp.account import Account, account_of, check_counted
 from tfdp.accounting import Guarantee, Ledger, PrivacyBudget, Run
 from tfdp.accounting.run import STARTS
 from tfdp.gradients.diagnostics import Diagnostics
@@ -19,6 +16,7 @@ from tfdp.optimizers import DPKerasOptimizer
 from tfdp.training.export import export
 from tfdp.training.feed import Feeder
 from tfdp.training.loop import steps_of
+from tfdp.training.unknown_steps import enter_unknown_steps
 
 
 class ModelPrivacy:
@@ -396,28 +394,3 @@ class ModelPrivacy:
             account.ledger.add_budget(budget)
         self._model.train_function = None
         return self._model
-
-
-def enter_unknown_steps(model: keras.Model, account: Account, declared: bool = False) -> None:
-    """Enters the steps on a model's weights that an optimizer has counted and no ledger contains.
-
-    Args:
-        model: a model; the optimizers of models inside of it count, too.
-        account: of these weights, or of copies of them.
-        declared: whether the user says now that they were on public data.
-    """
-    for each in layers_of(model, itself=True):
-        optimizer = getattr(each, "optimizer", None)
-        if not isinstance(optimizer, keras.optimizers.Optimizer):
-            continue
-        steps = int(optimizer.iterations.numpy())
-        if isinstance(optimizer, DPKerasOptimizer):
-            steps -= known_steps(account.ledger)
-        if declared:
-            vars(optimizer)[DECLARED] = steps
-        if steps > vars(optimizer).get(DECLARED, 0):
-            account.enter_unaccounted(
-                f"Weights of '{each.name}' were trained for {steps} steps by the optimizer "
-                f"{type(optimizer).__name__}, and no ledger accounts for them. If that was on "
-                "public data, say so: make_private(model, start='public')."
-            )
