@@ -85,7 +85,14 @@ def test_the_main_job_keeps_its_proven_budget_and_learns(tmp_path, script, capfd
     assert "\x1b" not in output
     assert read_record(folder) == record
     assert names(folder.parent) == ["result"]
-    assert names(folder) == ["model.keras", "model_card.md", "run.json", "tensorboard"]
+    assert names(folder) == [
+        "model.keras",
+        "model_card.md",
+        "privacy.png",
+        "run.json",
+        "tensorboard",
+    ]
+    assert "(privacy.png)" in (folder / "model_card.md").read_text()
     with zipfile.ZipFile(folder / "model.keras") as archive:
         assert b"tfdp" not in archive.read("config.json")  # the release loads without tfdp
     events = EventAccumulator(str(folder / "tensorboard"))

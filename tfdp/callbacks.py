@@ -15,6 +15,7 @@ Example:
 """
 
 import bisect
+import importlib.util
 import math
 import os
 
@@ -274,7 +275,8 @@ class StopAtBudget(keras.callbacks.Callback):
 class PrivacyTensorBoard(_Spending):
     """Writes loss, metrics, both epsilons and the bound's diagnostics to TensorBoard, every epoch.
 
-    The scalars under "mechanism/" are those of the optimizer (`DPKerasOptimizer.scalars`).
+    The scalars under "mechanism/" are those of the optimizer (`DPKerasOptimizer.scalars`). With
+    matplotlib, the picture of `model.privacy.plot` is written when the training ends.
 
     The diagnostics (fraction clipped, median gradient norm, noise to signal) and the training metrics
     are computed from private data without noise: show the log only to people who may see the data.
@@ -325,13 +327,20 @@ class PrivacyTensorBoard(_Spending):
             for kind in ("claimed", "proven"):
                 epsilon = self._curve(kind).at(privacy.account.session.entry.so_far, exact=True)
                 tf.summary.scalar(f"privacy/epsilon_{kind}", epsilon)
-            for name, value in privacy.diagnostics(reset=True).items():
+            diagnostics = privacy.diagnostics(reset=True)
+            privacy.clipping.append((privacy.steps_taken, diagnostics["fraction_clipped"]))
+            for name, value in diagnostics.items():
                 tf.summary.scalar(f"gradients/{name}", value)
             for name, value in scalars.items():
                 tf.summary.scalar(f"mechanism/{name}", value)
         self._writer.flush()
 
     def on_train_end(self, logs=None):
+        privacy = self.model.privacy
+        if importlib.util.find_spec("matplotlib") is not None and privacy.ledger.runs:
+            png = privacy.plot(self.delta, self.adjacency)._repr_png_()
+            with self._writer.as_default(step=privacy.steps_taken):
+                tf.summary.image("privacy/picture", tf.io.decode_png(png)[None])
         if self._ended_early():
             with self._writer.as_default(step=self.model.privacy.steps_taken):
                 for kind in ("claimed", "proven"):

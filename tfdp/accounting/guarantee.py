@@ -5,8 +5,11 @@ import decimal
 import math
 from typing import Any
 
+import numpy as np
+
 from tfdp._validate import fraction, one_of, positive, refuse, whole
 from tfdp.accounting.numerics import attacks
+from tfdp.accounting.records import html_table
 
 ADJACENCIES = ("zero_out", "replace_one", "add_or_remove_one")
 KINDS = ("claimed", "proven")
@@ -159,6 +162,10 @@ class Guarantee:
         """Largest true positive rate of a test of membership at a false positive rate in (0, 1)."""
         return attacks.largest_tpr(self._curve, fraction("fpr", fpr))
 
+    def largest_tprs(self, fprs: np.ndarray) -> np.ndarray:
+        """`tpr` of many rates at once, for plots: upper bounds slightly above it."""
+        return attacks.largest_tprs(self._curve, fprs)
+
     @property
     def advantage(self) -> float:
         """Largest difference of the true and the false positive rate of a test of membership."""
@@ -189,6 +196,22 @@ class Guarantee:
         result = {name: getattr(self, name) for name in (*fields, "advantage", "vacuous")}
         result |= {f"tpr_at_fpr_{fpr:g}": self.tpr(fpr) for fpr in (0.001, 0.01)}
         return _json_safe(result)
+
+    def __repr__(self) -> str:
+        reason = f", reason={self.reason!r}" if self.reason else ""
+        return (
+            f"Guarantee({self.kind}={rounded_up(self.epsilon, 4):g}, delta={self.delta:g}, "
+            f"adjacency={self.adjacency!r}{reason})"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (f"{self.kind} epsilon", format_epsilon(self.epsilon)),
+            ("delta", f"{self.delta:g}"),
+            ("neighbours", f"{self.neighbours} ({self.adjacency})"),
+            ("released", self.released),
+        ]
+        return html_table([*rows, *([("why", self.reason)] if self.reason else [])])
 
     def __str__(self) -> str:
         text = (

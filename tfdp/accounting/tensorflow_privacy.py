@@ -93,7 +93,7 @@ def compute_dp_sgd_privacy_statement(
         lines += ["", *textwrap.wrap(paragraph, 96)]
     statement = Statement.from_guarantees([runs["poisson"]], claim, found["poisson"])
     last = "What follows is proven if lots were drawn by Poisson sampling, and not otherwise."
-    return "\n".join([*lines, "", last, "", statement.text()]) + "\n"
+    return "\n".join([*lines, "", last, "", statement.text(full=True)]) + "\n"
 
 
 def compute_dp_sgd_privacy(

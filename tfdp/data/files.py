@@ -140,7 +140,7 @@ def texts_from_directory(directory: str, **options: Any) -> Files:
 _OF_LOTS = ("shuffle", "seed", "batch_size", "validation_split", "subset", "format")
 
 
-def _from_directory(read, directory, options) -> tuple:
+def _from_directory(read, directory, options) -> tuple[list, list | None, Any]:
     """Returns the paths, the names of the classes and the labels of Keras' dataset."""
     if wrong := [name for name in _OF_LOTS if name in options]:
         raise ValueError(

@@ -5,12 +5,9 @@ import math
 import os
 from collections.abc import Iterator
 
-import keras
-
 from tfdp import accounting
-from tfdp._compat.keras import layers_of
 from tfdp._validate import one_of, whole
-from tfdp.account import DECLARED, Account, account_of, check_counted, known_steps
+from tfdp.account import Account, account_of, check_counted
 from tfdp.accounting import Guarantee, Ledger, PrivacyBudget, Run
 from tfdp.accounting.run import STARTS
 from tfdp.gradients.diagnostics import Diagnostics
@@ -19,8 +16,9 @@ from tfdp.optimizers import DPKerasOptimizer
 from tfdp.training.export import export
 from tfdp.training.feed import Feeder
 from tfdp.training.loop import steps_of
+from tfdp.training.unknown_steps import enter_unknown_steps
 
-_INTERNAL = {"account", "collected", "configure", "delta_and_adjacency", "feeder"}
+_INTERNAL = {"account", "clipping", "collected", "configure", "delta_and_adjacency", "feeder"}
 
 
 class ModelPrivacy:
@@ -50,6 +48,7 @@ class ModelPrivacy:
         self.feeder = Feeder(None)
         self.public_preprocessing = ()
         self.collected = Diagnostics()
+        self.clipping: list[tuple[int, float]] = []  # steps and share clipped, of each epoch
         self._account = Account()  # becomes the account of the weights once the model has any
 
     def __dir__(self):
@@ -103,13 +102,15 @@ class ModelPrivacy:
         adjacency: str | None = None,
         *,
         max_examples_per_user: int = 1,
+        full: bool = False,
     ) -> str:
-        """Returns both guarantees, what they rest on and what they do not cover, in words.
+        """Returns how strong the protection is, both guarantees and what to confirm, in five lines.
 
         All planned steps count, also while a training runs, as in files: a statement is for others.
 
         Args:
             delta, adjacency, max_examples_per_user: as in `spent`.
+            full: whether it has all assumptions, explanations and limits.
 
         Raises:
             ValueError: as in `spent`.
@@ -118,7 +119,33 @@ class ModelPrivacy:
         claimed, proven = (
             self._guarantee(kind, runs, delta, adjacency) for kind in ("claimed", "proven")
         )
-        return accounting.Statement.from_guarantees(runs, claimed, proven, planned=False).text()
+        from tfdp.accounting.statements import StatementText
+
+        said = accounting.Statement.from_guarantees(runs, claimed, proven, planned=False)
+        return StatementText.of(said, full)
+
+    def plot(self, delta: float | None = None, adjacency: str | None = None, *, clipping=True):
+        """Draws epsilon over the steps, and what an attacker can find at best, in one figure.
+
+        All planned steps count, as in `statement`. `figure.savefig("privacy.png")` writes it.
+
+        Args:
+            delta, adjacency: as in `spent`.
+            clipping: whether the share of clipped gradients in each epoch is drawn, too, where
+                `PrivacyTensorBoard` recorded it. It is not private: use False for a release.
+
+        Returns:
+            A matplotlib figure.
+
+        Raises:
+            ImportError: matplotlib is not installed (`pip install 'tfdp[plot]'`).
+            ValueError: as in `spent`.
+        """
+        from tfdp.accounting.pictures import picture
+
+        runs = self._checked_runs(self.ledger.runs, 1)
+        stated = [self._guarantee(kind, runs, delta, adjacency) for kind in ("proven", "claimed")]
+        return picture(runs, stated, self.clipping if clipping else ())
 
     def diagnostics(self, reset: bool = False) -> dict[str, float]:
         """Returns means since the last reset: fraction clipped, median gradient norm, noise to signal.
@@ -373,28 +400,3 @@ class ModelPrivacy:
             account.ledger.add_budget(budget)
         self._model.train_function = None
         return self._model
-
-
-def enter_unknown_steps(model: keras.Model, account: Account, declared: bool = False) -> None:
-    """Enters the steps on a model's weights that an optimizer has counted and no ledger contains.
-
-    Args:
-        model: a model; the optimizers of models inside of it count, too.
-        account: of these weights, or of copies of them.
-        declared: whether the user says now that they were on public data.
-    """
-    for each in layers_of(model, itself=True):
-        optimizer = getattr(each, "optimizer", None)
-        if not isinstance(optimizer, keras.optimizers.Optimizer):
-            continue
-        steps = int(optimizer.iterations.numpy())
-        if isinstance(optimizer, DPKerasOptimizer):
-            steps -= known_steps(account.ledger)
-        if declared:
-            vars(optimizer)[DECLARED] = steps
-        if steps > vars(optimizer).get(DECLARED, 0):
-            account.enter_unaccounted(
-                f"Weights of '{each.name}' were trained for {steps} steps by the optimizer "
-                f"{type(optimizer).__name__}, and no ledger accounts for them. If that was on "
-                "public data, say so: make_private(model, start='public')."
-            )

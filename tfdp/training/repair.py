@@ -9,7 +9,7 @@ from tfdp.account import account_of
 from tfdp.layers import PublicBatchNormalization, PublicExamples
 from tfdp.training.checks import has_trained_statistics
 from tfdp.training.export import replace
-from tfdp.training.model_privacy import enter_unknown_steps
+from tfdp.training.unknown_steps import enter_unknown_steps
 
 _GROUPS = 32  # Wu and He 2018, "Group Normalization"
 NORMALIZATIONS = ("group", "instance")
