@@ -1,6 +1,6 @@
 """The picture of an attack: its true and false positive rates below those that are allowed."""
 
-from pathlib import Path
+import os
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from tfdp.auditing.running import Audit
 _FEW = 10
 
 
-def draw(found: Audit | Membership, path: str | Path) -> None:
+def draw(found: Audit | Membership, path: str | os.PathLike) -> None:
     """Draws the ROC of each attack into a file, with the curve that each guarantee allows.
 
     A stated epsilon is wrong if the attack is surely above its curve.
