@@ -23,7 +23,6 @@ from tfdp.training.backup_folder import BackupFolder
 from tfdp.training.backup_state import capture_state, restore_state, setup_of
 from tfdp.training.feed import Feed
 from tfdp.training.position import Position
-from tfdp.training.steering import list_of
 
 # Steps are reserved for so many seconds at a time: what a crash may lose besides the last state.
 # It is longer where writing the reservation takes more than the share below.
@@ -138,6 +137,12 @@ class BackupAndRestore(keras.callbacks.Callback):
             feed: what the fit draws from.
             start: the position of a training from its beginning.
         """
+        if feed.lots is None and feed.sampling.whole_epochs:
+            raise ValueError(
+                "BackupAndRestore cannot resume batches of OncePerEpoch: after a crash they come in a "
+                "new order, so an example could be twice in the interrupted epoch. Use lots of "
+                "tfdp.data.make_lots, or leave out the declaration or the callback."
+            )
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         self.set_model(model)
@@ -364,17 +369,3 @@ class BackupAndRestore(keras.callbacks.Callback):
             f" (proven epsilon {format_epsilon(spent.epsilon)} at delta {delta:g}, adjacency "
             f"{spent.adjacency})"
         )
-
-
-def backup_among(callbacks) -> BackupAndRestore | None:
-    """The backup among the callbacks of a fit, or None.
-
-    Raises:
-        ValueError: there are two.
-    """
-    found = [c for c in list_of(callbacks) if isinstance(c, BackupAndRestore)]
-    if len(found) > 1:
-        raise ValueError(
-            f"Expected at most one BackupAndRestore. Received {len(found)}. Leave out the others."
-        )
-    return found[0] if found else None

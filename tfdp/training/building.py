@@ -17,13 +17,10 @@ def build_for(model, x) -> None:
 
     Args:
         model: a compiled Keras model.
-        x: structure of arrays or tensors, with a leading dimension of rows; or a dataset of lots x,
-            (x, y) or (x, y, sample_weight).
+        x: structure of arrays, tensors or `tf.TensorSpec`s, with a leading dimension of rows.
     """
     if model.built and all(layer.built for layer in layers_of(model)):
         return
-    if isinstance(x, tf.data.Dataset):
-        x, _, _ = keras.utils.unpack_x_y_sample_weight(x.element_spec)
     build_symbolically(model, keras.tree.map_structure(_symbolic, x))
 
 

@@ -6,7 +6,8 @@ import math
 import tensorflow as tf
 from absl import logging
 
-from tfdp.accounting import PrivacyBudget, Run, noise_for, proven
+from tfdp import accounting  # whose theorems are imported for such batches
+from tfdp.accounting import PrivacyBudget, Run
 from tfdp.accounting.guarantee import VACUOUS_ABOVE, format_epsilon
 from tfdp.accounting.sampling import OncePerEpoch, Poisson, Unknown
 from tfdp.training.describe import planned_run
@@ -39,7 +40,9 @@ def warn_of_noise(data, run: Run, noise: float, budget: PrivacyBudget) -> None:
         size = run.sampling.lot_size
         lots = Poisson(num_examples=run.sampling.num_examples, lot_size=size)
         drawn = dataclasses.replace(run, sampling=lots)
-        less = noise_for(budget.epsilon, budget.delta, drawn, budget.kind, budget.adjacency)
+        less = accounting.noise_for(
+            budget.epsilon, budget.delta, drawn, budget.kind, budget.adjacency
+        )
         logging.warning(
             "The noise multiplier is %.3g, because nothing is known about how these batches are drawn. "
             "It is %.3g for lots that tfdp draws: %s",
@@ -64,7 +67,7 @@ def _warning(model, x, feed, epochs) -> str:
 
     def epsilon(kind) -> float:
         lots = kind(num_examples=examples, lot_size=size)
-        return proven(dataclasses.replace(run, sampling=lots), delta, adjacency).epsilon
+        return accounting.proven(dataclasses.replace(run, sampling=lots), delta, adjacency).epsilon
 
     now = epsilon(Unknown)
     if math.isinf(now):

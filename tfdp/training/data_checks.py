@@ -2,14 +2,56 @@
 
 import keras
 import numpy as np
+from absl import logging
 
 from tfdp._compat.keras import input_structure, is_graph_of_layers, layers_of, uses_of
-from tfdp.data import check_labels
+from tfdp.data import Lots, check_labels
 from tfdp.data.arrays import all_arrays
 from tfdp.layers.public import public_layers
 from tfdp.training.building import outputs_for
 
 _CHUNK = 2**20  # numbers that are looked at together, so that no copy of the data is made
+
+
+def check_examples(model, data) -> None:
+    """Checks the data of a fit: all examples that are arrays in memory, a few of other lots.
+
+    Batches cannot be read twice, so nothing of them is checked.
+
+    Args:
+        model: a compiled Keras model.
+        data: `tfdp.data.Lots`; or batches.
+
+    Raises:
+        ValueError: the model cannot be trained on an example.
+    """
+    held = None
+    if isinstance(data, Lots):
+        held = None if data.mapped else data.source.in_memory()
+        if held is None:
+            indices, rows = data.some()
+            try:
+                check_targets(model, *rows)
+            except ValueError as error:
+                error.add_note(f"(among the rows {indices.tolist()} of the source)")
+                raise
+    if held is not None:
+        for values, name in zip(held, ("x", "y", "sample_weight"), strict=True):
+            check_finite(values, name)
+        check_rows(model, *held[:2])
+    elif public_layers(model):
+        logging.warning(
+            "Model '%s' has public examples, and only arrays in memory are compared with them. "
+            "Make sure that no private example is among the public ones.",
+            model.name,
+        )
+
+
+def check_rows(model, x, y) -> None:
+    """Raises ValueError for rows, arrays in memory, that a model cannot be trained on."""
+    check_targets(model, x, y)
+    check_disjoint(model, x)
+    check_tokens(model, x)
 
 
 def check_finite(values, name: str) -> None:
@@ -74,15 +116,14 @@ def check_tokens(model, x) -> None:
         model: a Keras model.
         x: inputs, a structure of arrays.
     """
-    if not is_graph_of_layers(model) or not model.built:
-        return
-    pairs = with_inputs(model, x)
-    known = {id(each): array for each, array in pairs if array is not None and np.size(array)}
     for layer in layers_of(model):
         if isinstance(layer, keras.layers.Embedding):
-            fed = [known.get(id(tokens[0])) for tokens, _ in uses_of(layer) if tokens]
-            for array in fed:
-                if array is not None and not 0 <= np.min(array) <= np.max(array) < layer.input_dim:
+            for array in map(inputs_of(model, x).get, sources_of(layer)):
+                if (
+                    array is not None
+                    and np.size(array)
+                    and not 0 <= np.min(array) <= np.max(array) < layer.input_dim
+                ):
                     raise ValueError(
                         f"Embedding '{layer.name}' has vectors for the tokens 0 to "
                         f"{layer.input_dim - 1}. Received tokens from {np.min(array)} to "
@@ -90,13 +131,23 @@ def check_tokens(model, x) -> None:
                     )
 
 
-def with_inputs(model, x):
-    """Pairs (input, leaf of `x`) of a graph of layers, by name where `x` has names, as in Keras."""
+def inputs_of(model, x) -> dict:
+    """The leaves of `x`, by the ids of the symbolic inputs of a graph of layers that take them.
+
+    Leaves go by name where `x` has names, as in Keras. The result is empty for other models.
+    """
+    if not is_graph_of_layers(model) or not model.built:
+        return {}
     structure = input_structure(model)
     inputs = keras.tree.flatten(structure)
     if isinstance(x, dict) and not isinstance(structure, dict):
         x = [x.get(each.name) for each in inputs]
-    return zip(inputs, keras.tree.flatten(x), strict=False)
+    return dict(zip(map(id, inputs), keras.tree.flatten(x), strict=False))
+
+
+def sources_of(layer) -> list[int]:
+    """The ids of the symbolic tensors that are the first arguments of a layer's calls."""
+    return [id(args[0]) for args, _ in uses_of(layer) if args]
 
 
 def check_disjoint(model, x) -> None:

@@ -6,9 +6,9 @@ import tempfile
 import keras
 import numpy as np
 
+import tfdp.layers
 from tfdp._compat.keras import become, is_graph_of_layers, layers_of, take_policy
 from tfdp._files import replaced_whole
-from tfdp.layers import PrivateBatchNormalization
 from tfdp.training.files import plainly
 
 
@@ -132,7 +132,7 @@ def export(model: keras.Model, path: str | os.PathLike, *, stock_layers: bool = 
     copy = plain_copy(model)
     if stock_layers:
         for layer in layers_of(copy):
-            if isinstance(layer, PrivateBatchNormalization):
+            if isinstance(layer, tfdp.layers.PrivateBatchNormalization):
                 replace(layer, layer.frozen())
         copy = plain_copy(copy)
     if replacements(copy):

@@ -1,11 +1,13 @@
 """`model.privacy`: everything about the privacy of a private model under one name."""
 
 import dataclasses
+import itertools
 import math
 import os
 from collections.abc import Iterator
 
 import keras
+import numpy as np
 
 from tfdp import accounting
 from tfdp._compat.keras import layers_of
@@ -17,7 +19,6 @@ from tfdp.gradients.diagnostics import Diagnostics
 from tfdp.gradients.lot import ENGINES
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.training.export import export
-from tfdp.training.feed import Feeder
 from tfdp.training.loop import steps_of
 
 
@@ -44,7 +45,7 @@ class ModelPrivacy:
         self._model = model
         self.engine = "auto"
         self.physical_batch_size = None
-        self.feeder = Feeder(None)
+        self._seed, self._draws = None, itertools.count()
         self.public_preprocessing = ()
         self.collected = Diagnostics()
         self._account = Account()  # becomes the account of the weights once the model has any
@@ -336,6 +337,15 @@ class ModelPrivacy:
         """
         export(self._model, path)
 
+    def next_seed(self) -> int | None:
+        """The seed of the next lots that are drawn from arrays; None for secret ones."""
+        if self._seed is None:
+            return None
+        # Neither another fit nor a resumed run may draw the same lots again: the accounting assumes
+        # that lots are independent.
+        words = [self._seed, next(self._draws), int(self._model.optimizer.iterations.numpy())]
+        return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
+
     def configure(
         self,
         *,
@@ -353,10 +363,11 @@ class ModelPrivacy:
         physical_batch_size = whole("physical_batch_size", physical_batch_size, 1, optional=True)
         one_of("engine", engine, ENGINES)
         one_of("start", start, STARTS, optional=True)
+        seed = whole("seed", seed, 0, optional=True)
         account = self.account
         self.engine = engine
         self.physical_batch_size = physical_batch_size
-        self.feeder = Feeder(seed)
+        self._seed, self._draws = seed, itertools.count()
         self.public_preprocessing = public_preprocessing
         if start == "public":
             account.declare_public()

@@ -7,9 +7,7 @@ refused. Anything that would train another way raises.
 
 import contextlib
 
-import keras
 import tensorflow as tf
-from absl import logging
 
 from tfdp._validate import whole
 from tfdp.accounting.sampling import Unknown
@@ -17,18 +15,17 @@ from tfdp.data import Lots
 from tfdp.data.arrays import common_length, in_floatx
 from tfdp.data.batches import SourceBatches, to_evaluate
 from tfdp.data.sources import is_source
-from tfdp.training.backup import backup_among
 from tfdp.training.building import build_for
 from tfdp.training.checks import check_optimizer, refuse_mixing_layers, refuse_own_train_step
 from tfdp.training.cost_of_batches import warn_of_cost
-from tfdp.training.data_checks import check_disjoint, check_targets, check_tokens
-from tfdp.training.feed import Feed
+from tfdp.training.data_checks import check_rows
+from tfdp.training.feed import Feed, feed_for
 from tfdp.training.files import SavedWithLedger
 from tfdp.training.model_privacy import ModelPrivacy
 from tfdp.training.position import Position
 from tfdp.training.preparing import past_preparation, prepared, prepared_validation
-from tfdp.training.scales import ScaleCheck, warn_of_scales
-from tfdp.training.steering import check_callbacks, list_of
+from tfdp.training.scales import warn_of_lost_examples, warn_of_scales
+from tfdp.training.steering import check_callbacks
 from tfdp.training.step import private_step
 from tfdp.training.train_function import step_function
 from tfdp.training.training import Training
@@ -96,17 +93,13 @@ class PrivateTraining(SavedWithLedger):
         )
         warn_of_cost(self, x, feed, epochs - initial_epoch)
         warn_of_scales(self, feed, class_weight)
-        backup = backup_among(callbacks)
-        check_callbacks(callbacks, self.optimizer)
-        if not isinstance(callbacks, keras.callbacks.CallbackList):
-            callbacks = [ScaleCheck(), *list_of(callbacks)]
-        start = Position(initial_epoch, until=epochs)
+        backup = check_callbacks(callbacks, self.optimizer)
+        account, start = self.privacy.account, Position(initial_epoch, until=epochs)
         safe = contextlib.nullcontext(start)
         if backup is not None:
-            _refuse_to_resume(feed)
-            safe = backup.attached(self, self.privacy.account, feed, start)
+            safe = backup.attached(self, account, feed, start)
         with safe as position:
-            feed = feed.at(position, self.privacy.account.next_turn)
+            feed = feed.at(position, account.next_turn)
             with self._training(feed, position, epochs, backup) as training:
                 history = past_preparation(self, PrivateTraining, "fit")(
                     feed.dataset if feed.adapter is None else feed.adapter,
@@ -121,35 +114,16 @@ class PrivateTraining(SavedWithLedger):
                     **kwargs,
                 )
                 training.end(self.stop_training)
-            self._warn_of_lost_examples()
+            warn_of_lost_examples(self)
             return history if backup is None else backup.with_earlier_epochs(history)
 
-    def _warn_of_lost_examples(self):
-        lost = self.privacy.diagnostics()["non_finite_examples"]
-        if lost:
-            logging.warning(
-                "%.2g examples of a lot, on average, had a gradient that is not finite, and counted "
-                "zero in its sum. Usual causes are NaN in the data, a label or token without an output "
-                "or a vector, and a logarithm or quotient of 0. Their losses make the loss in the logs "
-                "NaN; the weights are finite.",
-                lost,
-            )
-
     def _feed(self, x, y, sample_weight, **arguments):
-        """The lots of a fit or a loop; the arguments are those of `Feeder.feed`."""
+        """The feed of a fit or a loop; the arguments are those of `feed_for`."""
         check_optimizer(self, getattr(self, "optimizer", None))
         self._refuse_nested()
         x, y, sample_weight = prepared(self, x, y, sample_weight)
-        feed = self.privacy.feeder.feed(
-            self,
-            x,
-            y,
-            sample_weight=sample_weight,
-            physical_batch_size=self.privacy.physical_batch_size,
-            turn=self.privacy.account.next_turn,
-            **arguments,
-        )
-        build_for(self, feed.dataset)
+        feed = feed_for(self, x, y, sample_weight=sample_weight, **arguments)
+        build_for(self, feed.inputs)
         return feed
 
     @contextlib.contextmanager
@@ -190,10 +164,8 @@ class PrivateTraining(SavedWithLedger):
         """Takes one private step on one batch, accounted without amplification by sampling."""
         x, y, sample_weight = in_floatx(prepared(self, x, y, sample_weight))
         lot_size = common_length(x, y)
-        check_targets(self, x, y)
         build_for(self, x)
-        check_disjoint(self, x)
-        check_tokens(self, x)
+        check_rows(self, x, y)
         feed = Feed(
             Unknown(num_examples=lot_size, lot_size=lot_size),
             steps=1,
@@ -265,15 +237,6 @@ def _causes_of(*data):
             if isinstance(each, Lots | SourceBatches) and each.cause_of(error) is not error:
                 raise each.cause_of(error) from None
         raise
-
-
-def _refuse_to_resume(feed):
-    if feed.lots is None and feed.sampling.whole_epochs:
-        raise ValueError(
-            "BackupAndRestore cannot resume batches of OncePerEpoch: their order after a crash is a "
-            "new one, so an example could be twice in the interrupted epoch. Use lots of "
-            "tfdp.data.make_lots, or leave out the declaration or the callback."
-        )
 
 
 def _check_numbers_of_validation(batch_size, others):

@@ -23,25 +23,22 @@ _REFUSED = {
 _ASSIGN_RATES = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
 
 
-def list_of(callbacks) -> list:
-    """The argument `callbacks` of `fit` as a list of callbacks."""
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        return list(callbacks.callbacks)
-    return [each for each in keras.tree.flatten(callbacks) if each is not None]
-
-
-def check_callbacks(callbacks, optimizer) -> None:
-    """Refuses callbacks of a fit.
+def check_callbacks(callbacks, optimizer):
+    """Refuses callbacks of a fit, and returns the one that keeps it safe from crashes, or None.
 
     Args:
         callbacks: the argument of `fit`.
         optimizer: the optimizer of the fit.
 
     Raises:
-        ValueError: a callback steers by training metrics, would save a file without a ledger, resumes
-            a training without its counted steps, or assigns learning rates that are fixed.
+        ValueError: a callback acts on training metrics, would save a file without a ledger, resumes a
+            training without its counted steps, or assigns learning rates that are fixed; or there are
+            two backups.
     """
-    for callback in list_of(callbacks):
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    callbacks = [each for each in keras.tree.flatten(callbacks) if each is not None]
+    for callback in callbacks:
         name = type(callback).__name__
         for refused, reason in _REFUSED.items():
             if isinstance(callback, getattr(keras.callbacks, refused, ())):
@@ -67,6 +64,13 @@ def check_callbacks(callbacks, optimizer) -> None:
                 "tfdp.callbacks.StopAtBudget, which counts only the steps taken.",
                 name,
             )
+    # A `BackupAndRestore`, whose module only its users import.
+    backups = [each for each in callbacks if hasattr(each, "attached")]
+    if len(backups) > 1:
+        raise ValueError(
+            f"Expected at most one BackupAndRestore. Received {len(backups)}. Leave out the others."
+        )
+    return backups[0] if backups else None
 
 
 def _is_public(figure: str) -> bool:

@@ -19,6 +19,7 @@ from tfdp.session import Session
 from tfdp.training.describe import OPEN_ENDED, describe_more, open_session
 from tfdp.training.feed import Feed
 from tfdp.training.position import Position
+from tfdp.training.scales import warn_of_norms
 
 _ENDS = (StopIteration, tf.errors.OutOfRangeError)
 _START = Position()
@@ -58,6 +59,7 @@ class Training:
         self._earlier = position.taken  # steps of this training in earlier processes
         self._declared = (0, 0)  # what `privacy.plan` declared: epochs, or steps
         self._surplus = 0.0  # steps of an earlier declared plan that this training leaves out
+        self._warns_of_norms = feed.dataset is not None  # at the end of the first epoch
         self._logs: dict = {}
         self._was_cut = False  # whether the last execution had fewer steps than were planned
         # Batches of an earlier process to skip: lots begin where the training resumes, but a user's
@@ -173,7 +175,8 @@ class Training:
             return self._repeat()
         self._account.plan = None  # it is carried out
         if self.position.step == self.feed.steps:
-            self.position, self._at_end = self.position.next_epoch(), self._repeats > 0
+            self._end_epoch()
+            self._at_end = self._repeats > 0
         return self._logs
 
     def _take(self, session, iterator, take, steps):
@@ -234,3 +237,6 @@ class Training:
         self.position = dataclasses.replace(next_epoch, longest=longest)
         if self._session is not None and self.feed.steps is None:
             self._plan(self._session.entry)  # the length of an epoch is known now
+        if self._session is not None and self._warns_of_norms:
+            warn_of_norms(self.model)
+            self._warns_of_norms = False
