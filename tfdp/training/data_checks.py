@@ -119,15 +119,13 @@ def check_tokens(model, x) -> None:
     for layer in layers_of(model):
         if isinstance(layer, keras.layers.Embedding):
             for array in map(inputs_of(model, x).get, sources_of(layer)):
-                if (
-                    array is not None
-                    and np.size(array)
-                    and not 0 <= np.min(array) <= np.max(array) < layer.input_dim
-                ):
+                if array is None or not np.size(array):
+                    continue
+                least, most = np.min(array), np.max(array)
+                if not 0 <= least <= most < layer.input_dim:
                     raise ValueError(
                         f"Embedding '{layer.name}' has vectors for the tokens 0 to "
-                        f"{layer.input_dim - 1}. Received tokens from {np.min(array)} to "
-                        f"{np.max(array)}."
+                        f"{layer.input_dim - 1}. Received tokens from {least} to {most}."
                     )
 
 

@@ -66,8 +66,9 @@ class Feed:
     @functools.cached_property
     def inputs(self) -> Any:
         """The structure of `tf.TensorSpec`s of the inputs in a lot."""
-        given = self.dataset.element_spec if self.lots is None else self.lots.spec
-        return keras.utils.unpack_x_y_sample_weight(given)[0]
+        given: Any = self.dataset if self.lots is None else self.lots
+        spec = given.element_spec if self.lots is None else given.spec
+        return keras.utils.unpack_x_y_sample_weight(spec)[0]
 
     def at(self, position: Position, turn: int) -> "Feed":
         """The feed of a training that begins at a position, with its dataset.

@@ -77,8 +77,8 @@ def _warn_of_bytes(model, x):
         elif takes_bytes and isinstance(layer, _MULTIPLY):
             logging.warning(
                 "Layer '%s' takes bytes, from 0 to 255, as they are. Gradients grow with inputs, so "
-                "nearly all will be clipped, and little is learned. Put keras.layers.Rescaling(1 / 255) "
-                "before it, or divide the inputs.",
+                "nearly all will be clipped, and little is learned. Put "
+                "keras.layers.Rescaling(1 / 255) before it, or divide the inputs.",
                 layer.name,
             )
 
@@ -97,10 +97,10 @@ def warn_of_norms(model) -> None:
         )
     elif 0 < median < clip / _FAR:
         advice = (
-            "The noise is made for gradients of the clip norm, so it drowns them. Scale inputs to about "
-            "1 by public constants first: large ones, such as pixels up to 255, saturate activations, "
-            "and gradients vanish. If they are scaled, take a smaller l2_norm_clip, from public data, "
-            "or one that follows a noisy count, by clipping='adaptive'."
+            "The noise is made for gradients of the clip norm, so it drowns them. Scale inputs to "
+            "about 1 by public constants first: large ones, such as pixels up to 255, saturate "
+            "activations, and gradients vanish. If they are scaled, take a smaller l2_norm_clip, from "
+            "public data, or one that follows a noisy count, by clipping='adaptive'."
         )
     else:
         return
@@ -117,9 +117,9 @@ def warn_of_lost_examples(model) -> None:
     lost = model.privacy.diagnostics()["non_finite_examples"]
     if lost:
         logging.warning(
-            "%.2g examples of a lot, on average, had a gradient that is not finite, and counted zero in "
-            "its sum. Usual causes are NaN in the data, a label or token without an output or a vector, "
-            "and a logarithm or quotient of 0. Their losses make the loss in the logs NaN; the weights "
-            "are finite.",
+            "%.2g examples of a lot, on average, had a gradient that is not finite, and counted zero "
+            "in its sum. Usual causes are NaN in the data, a label or token without an output or a "
+            "vector, and a logarithm or quotient of 0. Their losses make the loss in the logs NaN; the "
+            "weights are finite.",
             lost,
         )
