@@ -13,19 +13,13 @@ from tfdp.training.files import plainly
 
 
 def plain_copy(model: keras.Model) -> keras.Model:
-    """A plain, uncompiled Keras model with the weights of `model`.
+    """A plain, uncompiled Keras model with the weights of a private or plain one.
 
     The copy has no optimizer, so no slots; its random state is fresh. For SI-DPSGD the weights are
     the one draw theta that was frozen, never the means.
-
-    Args:
-        model: a private or a plain Keras model, built.
-
-    Raises:
-        NotImplementedError, TypeError: the model is subclassed without `get_config`.
     """
     for layer in layers_of(model):
-        take_policy(layer)  # it may come from a file
+        take_policy(layer)  # the model may come from a file
     with plainly(*layers_of(model, itself=True)):
         copy = type(model).from_config(model.get_config())
     if not copy.built:
@@ -86,7 +80,7 @@ def replace_again(model: keras.Model, configs: dict[str, dict]) -> None:
 
 
 def _as_graph(copy):
-    """The copy of a model without classes that make other layers than it has."""
+    """A copy as a graph of layers, without the class of a model that makes other layers."""
     if is_graph_of_layers(copy):
         graph = keras.models.clone_model(copy, clone_function=lambda layer: layer, recursive=True)
         copy = plain_copy(graph)

@@ -1,4 +1,4 @@
-"""Refuses callbacks that steer training by figures which are computed from private data without noise.
+"""Refuses callbacks that act on metrics of private data, which are computed without noise.
 
 The number of steps, the weights that are kept and the learning rate are published with the model, or
 shape it. If they depend on the training loss or accuracy, they reveal something about the private
@@ -50,10 +50,10 @@ def check_callbacks(callbacks, optimizer):
         acts = getattr(callback, "save_best_only", True)
         if isinstance(monitor, str) and acts and not _is_public(monitor):
             raise ValueError(
-                f"{name} acts on {monitor!r}. Figures of the training data are computed from private "
-                "examples without noise, so what it does would reveal them. Monitor a figure of "
-                "validation data, such as 'val_loss' (pass validation_data, which are not protected), "
-                "or train a fixed number of steps."
+                f"{name} acts on {monitor!r}. Metrics of the training data have no noise, so its "
+                "actions would reveal private examples. Monitor a metric of validation data, such as "
+                "'val_loss' (pass validation_data, which are not protected), or train a fixed number "
+                "of steps."
             )
         if isinstance(callback, _ASSIGN_RATES):
             _check_rate(name, optimizer)
@@ -84,10 +84,9 @@ def _warn_of_objective(callback) -> None:
         name = getattr(each, "name", None)
         if isinstance(name, str) and name != "default_objective" and not _is_public(name):
             logging.warning(
-                "The search compares trials and epochs by %r. If that is a figure of the training "
-                "data, it is computed from private examples without noise, and what is chosen reveals "
-                "them. Use a figure of validation data, such as objective='val_loss', and pass "
-                "validation_data, which are not protected.",
+                "The search compares trials and epochs by %r. Metrics of the training data have no "
+                "noise, so a choice by them reveals private examples. Use a metric of validation data, "
+                "such as objective='val_loss', and pass validation_data, which are not protected.",
                 name,
             )
 

@@ -94,17 +94,10 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
 
 
 def prepare_step(model, data) -> None:
-    """Does what belongs to the first step only, so that the step itself is traced once.
+    """Examines a model and makes the variables of its metrics, so that the step is traced once.
 
-    The model is examined, and its metrics get their variables: TensorFlow traces a function that makes
-    variables twice. Nothing is computed and no step is counted.
-
-    Args:
-        model: a compiled private model.
-        data: a lot, as in `private_step`; only shapes and dtypes matter.
-
-    Raises:
-        ValueError: the model keeps what it sees, as in `private_step`.
+    TensorFlow traces a function that makes variables twice. Only shapes and dtypes of the lot matter;
+    nothing is computed and no step is counted.
     """
     x, y, _ = _unpacked(data)
     build_metrics(model, y, examine(Forward(model), x, y).outputs)
@@ -118,8 +111,8 @@ def _check_replicas(run):
     simple = run.contribution.averaged_rows == 1 and not run.contribution.adaptive_clipping
     if not (simple and type(run.mechanism) is DPSGD):
         raise NotImplementedError(
-            "This training cannot run on several replicas; only DP-SGD with a constant clip norm, and "
-            "without microbatches or views, can. Use a strategy with one replica."
+            "Only DP-SGD with a constant clip norm, and without microbatches or views, can run on "
+            "several replicas. Use a strategy with one replica."
         )
 
 

@@ -16,15 +16,12 @@ from tfdp.training.step import prepare_step
 
 
 def step_function(model) -> Callable[[Session, Iterator, int], dict]:
-    """Returns the function that takes steps of a model and returns the logs of the last one.
+    """Returns the function that takes steps of a private model and returns the logs of the last one.
 
     Its arguments are the session that the steps are accounted under, the iterator that gives lots, and
     the number of steps, at least 1. It is traced anew for every session, whose numbers are constants of
     the graph. It raises StopIteration or tf.errors.OutOfRangeError if the data ended before the first
     step, or, within a graph of several steps, later.
-
-    Args:
-        model: a compiled Keras model whose `train_step` is the private one.
     """
 
     @functools.lru_cache(maxsize=1)
