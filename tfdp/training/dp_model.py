@@ -76,13 +76,13 @@ def _settings(model) -> dict:
     return {
         "engine": privacy.engine,
         "physical_batch_size": privacy.physical_batch_size,
-        "start": model.privacy.account.start,
+        "start": privacy.account.start,
         "public_preprocessing": public,
     }
 
 
 def _not_called(self, plain_model):
-    """Constructor of the classes of `make_private`, whose models were made before by the plain class.
+    """Constructor of the classes of `make_private`, whose models the plain class has made.
 
     Keras' `clone_model` sees from its arguments that clones are of the plain class, as for Sequential.
     """
@@ -121,9 +121,9 @@ def make_private(
 
     The model may be of any class; a class of your own stays a subclass of `keras.Model`.
 
-    `model.save` and `keras.models.save_model` write a private model: `keras.models.load_model` gives it
-    back with its ledger and budget after `import tfdp`. `model.privacy.release` writes what plain Keras
-    loads. Make a model private before `load_weights`: a plain model reads no ledger.
+    `model.save` and `keras.models.save_model` write a private model; after `import tfdp`,
+    `keras.models.load_model` loads it with its ledger and budget. `model.privacy.release` writes a file
+    for plain Keras. Make a model private before `load_weights`: a plain model reads no ledger.
 
     Args:
         model: any Keras model whose layers treat examples one by one. (Keras' own tests mix its trainer
@@ -176,8 +176,8 @@ def make_private(
     if not isinstance(model, PrivateTraining):
         if hasattr(model, "privacy"):
             raise ValueError(
-                f"Model '{model.name}' has an attribute 'privacy' of its own. Expected that name to be "
-                "free: tfdp puts the ledger, the budget and the statement there. Rename yours."
+                f"Model '{model.name}' has an attribute 'privacy', where tfdp puts the ledger, the "
+                "budget and the statement. Rename the attribute."
             )
         model.__class__ = _private_class(type(model))  # type: ignore[arg-type]  # a class is hashable
     model.privacy.configure(
@@ -218,8 +218,8 @@ def from_preset(cls: Any, preset: str | os.PathLike, **arguments) -> keras.Model
     path = pathlib.Path(preset, PRESET_LEDGER)
     if not path.is_file():
         raise ValueError(
-            f"Expected a folder that save_to_preset of a private model wrote. Found no {path}. A "
-            "public preset is loaded by its class: tfdp.make_private(cls.from_preset(preset))."
+            f"Expected a folder that save_to_preset of a private model wrote. Found no {path}. Load a "
+            "public preset by its class: tfdp.make_private(cls.from_preset(preset))."
         )
     model = cls.from_preset(preset, **arguments)
     model.optimizer = None  # a plain one, to which a file may have given the count of private steps

@@ -23,9 +23,7 @@ from tfdp.training.loop import steps_of
 
 
 class ModelPrivacy:
-    """What was spent on the weights of a private model, and what may still be spent.
-
-    `model.privacy` is such an object for every model that `make_private` was called on.
+    """The privacy spent on the weights of a private model, and its budget: `model.privacy`.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -99,15 +97,10 @@ class ModelPrivacy:
         *,
         max_examples_per_user: int = 1,
     ) -> str:
-        """Returns both guarantees, what they rest on and what they do not cover, in words.
+        """Returns both guarantees, their assumptions and limits, in words.
 
         All planned steps count, also while a training runs, as in files: a statement is for others.
-
-        Args:
-            delta, adjacency, max_examples_per_user: as in `spent`.
-
-        Raises:
-            ValueError: as in `spent`.
+        The arguments and exceptions are those of `spent`.
         """
         runs = self._checked_runs(self.ledger.runs, max_examples_per_user)
         claimed, proven = (
@@ -118,11 +111,8 @@ class ModelPrivacy:
     def diagnostics(self, reset: bool = False) -> dict[str, float]:
         """Returns means since the last reset: fraction clipped, median gradient norm, noise to signal.
 
-        These figures are computed from private gradients without noise: they are for the person who
-        trains, not for release.
-
-        Args:
-            reset: whether new means begin after this call.
+        They are computed from private gradients without noise: for the person who trains, not for
+        release. With `reset`, new means begin after this call.
         """
         return self.collected.result(reset)
 
@@ -172,10 +162,10 @@ class ModelPrivacy:
 
     @property
     def budget(self) -> PrivacyBudget | None:
-        """The most that may be spent on these weights, or None; the step beyond it is refused.
+        """The most that may be spent on these weights, or None; a step beyond it raises.
 
-        Assigning a budget replaces an earlier one, for every model that shares the weights, even by
-        a larger one; of `make_private(model, budget=...)` and an earlier one, the smaller holds.
+        Assigning a budget replaces an earlier one, even a smaller one, for every model that shares the
+        weights; `make_private(model, budget=...)` adds a budget, and all of them hold.
         """
         return self.ledger.budget
 
@@ -202,7 +192,7 @@ class ModelPrivacy:
 
     @property
     def steps_left(self) -> float:
-        """Number of steps that budgets and tables of the run still allow; infinite without a limit."""
+        """Number of steps that budgets and tables of the run still allow; infinite without any."""
         session = self.account.session
         return math.inf if session is None else session.entry.left
 
@@ -222,15 +212,15 @@ class ModelPrivacy:
     ) -> Iterator[dict[str, float]]:
         """Trains step by step, in a loop of your own; accounted as `fit` is.
 
-        Each iteration draws the next lot, counts the step and takes it. The loop may do anything in
-        between that `fit`'s callbacks may: evaluate, change the learning rate of DP-SGD, train other
-        models, or end the training by `break`. All planned steps are counted then, since what the steps
-        showed may have decided it; a budget ends the training at no cost.
+        Each iteration draws the next lot, counts the step and takes it. In between, the loop may do
+        what callbacks of `fit` may: evaluate, change the learning rate of DP-SGD, train other models,
+        or end the training by `break`. All planned steps are counted then, since the steps' results may
+        have decided it; a budget ends the training at no cost.
 
         Args:
             x, y, batch_size, epochs, shuffle, class_weight, sample_weight, steps_per_epoch: as in
-                `fit`. They are checked, and the training is planned, when this method is called; the
-                first step is taken when the first logs are asked for.
+                `fit`. They are checked when this method is called; the first step is taken when the
+                first logs are asked for.
 
         Yields:
             The logs of the step: names to numbers. Metrics are means since the epoch began. They are
@@ -265,13 +255,13 @@ class ModelPrivacy:
         return steps_of(self._model, x, feed, epochs)
 
     def plan(self, *, epochs: int | None = None, steps: int | None = None) -> None:
-        """Declares what the next trainings will take together, before the first step of them.
+        """Declares how much the next trainings will take together, before their first step.
 
         An epsilon is proven for a number of steps that is fixed without looking at the weights. Each
-        `fit` and `steps` counts its own plan. A loop that calls them, or `train_on_batch`, until
-        a result on held-out data is good enough has a larger plan, which only you know. The steps of a
-        declared plan count from the first of them on. Trainings of the same settings in this process
-        carry it out; what does not fit into the rest of it comes on top.
+        `fit` and `steps` counts its own plan. A loop that calls them, or `train_on_batch`, until a
+        result on held-out data is good enough has a larger plan, which only you know. All steps of a
+        declared plan count from the first one on. Trainings of the same settings in this process carry
+        it out; a training that does not fit into the rest of it comes on top.
 
         Args:
             epochs, steps: number of epochs, or of steps; exactly one of them.
@@ -299,8 +289,8 @@ class ModelPrivacy:
         """Counts steps that were planned but not declared by `plan`, and are left out.
 
         Args:
-            steps: number of steps that were left out, besides those that are counted already. Those
-                beyond a budget, which would not have been taken, are not counted.
+            steps: number of steps that were left out, besides those that are counted already. Steps
+                beyond a budget are not counted: they would not have been taken.
 
         Raises:
             RuntimeError: there was no training, or one is running.
@@ -321,8 +311,8 @@ class ModelPrivacy:
         steps, account = whole("steps", steps, 0), self.account
         if account.session is None or account.training is not None:
             raise RuntimeError(
-                "There is no training whose steps were left out, or it is still running. fit() and "
-                "steps() begin one."
+                "There was no training whose steps were left out, or it is still running. Call this "
+                "after fit(), steps() or train_on_batch()."
             )
         account.session.entry.leave_out(steps)
 
@@ -356,10 +346,7 @@ class ModelPrivacy:
         start: str | None = None,
         public_preprocessing=(),
     ):
-        """Sets how the model trains privately and returns the model; `make_private` has the settings.
-
-        Settings that are left out get their defaults, as in `make_private`.
-        """
+        """Sets how the model trains, by the arguments of `make_private`, and returns the model."""
         physical_batch_size = whole("physical_batch_size", physical_batch_size, 1, optional=True)
         one_of("engine", engine, ENGINES)
         one_of("start", start, STARTS, optional=True)
@@ -381,12 +368,12 @@ class ModelPrivacy:
 
 
 def enter_unknown_steps(model: keras.Model, account: Account, declared: bool = False) -> None:
-    """Enters the steps on a model's weights that an optimizer has counted and no ledger contains.
+    """Enters steps on a model's weights that an optimizer has counted and no ledger contains.
 
     Args:
-        model: a model; the optimizers of models inside of it count, too.
+        model: a model; the optimizers of models inside it count, too.
         account: of these weights, or of copies of them.
-        declared: whether the user says now that they were on public data.
+        declared: whether the user declares that they were on public data.
     """
     for each in layers_of(model, itself=True):
         optimizer = getattr(each, "optimizer", None)

@@ -32,17 +32,17 @@ from tfdp.training.training import Training
 
 
 class PrivateTraining(SavedWithLedger):
-    """Mixin that gives a Keras model a private `train_step`; `make_private` does so."""
+    """Mixin that gives a Keras model a private `train_step`; `make_private` adds it."""
 
     # -- configuration ---------------------------------------------------------------------------
 
     @property
     def privacy(self) -> ModelPrivacy:
-        """What was spent on the weights, the budget, the ledger, the statement and the release."""
-        if "_tfdp_privacy" not in self.__dict__:
-            # Setting `__dict__` avoids Keras' attribute tracking: nothing in here may be saved.
-            self.__dict__["_tfdp_privacy"] = ModelPrivacy(self)
-        return self.__dict__["_tfdp_privacy"]
+        """The privacy spent on the weights, the budget, the ledger, the statement and the release."""
+        if "_tfdp_privacy" not in vars(self):
+            # `vars` avoids Keras' attribute tracking: nothing in here may be saved.
+            vars(self)["_tfdp_privacy"] = ModelPrivacy(self)
+        return vars(self)["_tfdp_privacy"]
 
     def compile(self, *args, **kwargs):
         """`keras.Model.compile`, or that of the user's class; the optimizer has to be a private one."""
@@ -186,9 +186,9 @@ class PrivateTraining(SavedWithLedger):
         running = self.privacy.account.training
         if running is not None:
             raise RuntimeError(
-                f"Another training of these weights has not ended, of model '{running.model.name}': a "
-                "fit() that runs, or an iterator of privacy.steps() that was not used up. End that one "
-                "first (iterator.close()), and do not train from callbacks or other threads."
+                f"Another training of these weights, by model '{running.model.name}', has not ended: a "
+                "fit() that runs, or an iterator of privacy.steps() that was not used up. End it first "
+                "(iterator.close()), and do not train from callbacks or other threads."
             )
 
     # -- the step --------------------------------------------------------------------------------
@@ -209,16 +209,12 @@ class PrivateTraining(SavedWithLedger):
         if training is None or training.model is not self:
             raise RuntimeError(
                 "A training step ran outside of fit(), train_on_batch() and privacy.steps(), so it is "
-                "unknown how its lot was drawn. For a loop of your own there is privacy.steps(...)."
+                "unknown how its lot was drawn. Write a loop of your own with privacy.steps(...)."
             )
         return training
 
     def train_step(self, data):
-        """Takes one private step on one lot; only `fit` and the like may call it.
-
-        Raises:
-            RuntimeError: something else called it.
-        """
+        """Takes one private step on one lot; raises RuntimeError outside of a training."""
         privacy = self.privacy
         self._running_training()
         # Again for each trace: a callback may have unfrozen a layer since the fit began.
@@ -229,7 +225,7 @@ class PrivateTraining(SavedWithLedger):
 
 @contextlib.contextmanager
 def _causes_of(*data):
-    """Context that raises an exception of a source as it was, and not as TensorFlow's text of it."""
+    """Context that raises an exception of a source in place of TensorFlow's text of it."""
     try:
         yield
     except tf.errors.OpError as error:

@@ -65,15 +65,12 @@ class Training:
         # Batches of an earlier process to skip: lots begin where the training resumes, but a user's
         # batches begin anew.
         self._to_skip, self._skipped = (position.step if feed.lots is None else 0), 0
-        # Executions that Keras asks for after the end of the resumed epoch, as it ignores earlier ones.
-        self._repeats = self._executions(0) - self._executions(position.step)
+        # Keras does not know of executions in earlier processes, and asks for as many after the epoch.
+        several, length = model.steps_per_execution, feed.steps or 0
+        left = max(0, length - position.step)
+        self._repeats = -(-length // several) - -(-left // several)
         self._at_end = False
         self._end_of_data: Exception | None = None
-
-    def _executions(self, behind):
-        """Number of executions of an epoch; 0 if nobody knows it."""
-        steps = self.feed.steps
-        return 0 if steps is None else -(-max(0, steps - behind) // self.model.steps_per_execution)
 
     # -- its plan --------------------------------------------------------------------------------
 
@@ -85,23 +82,18 @@ class Training:
         entry.plan(planned, 0 if math.isinf(declared) else declared)
 
     def _left(self) -> float:
-        """Number of planned steps from the position on; infinite if nobody knows it."""
-        position = self.position
-        epochs = max(0, position.until - position.epoch)
-        return max(0, self._steps_of(epochs) - position.step) if epochs else 0
+        """Number of planned steps from the position on; infinite if unknown."""
+        epochs = max(0, self.position.until - self.position.epoch)
+        return max(0, self._steps_of(epochs) - self.position.step)
 
     def _steps_of(self, epochs: int, steps: int = 0) -> float:
         length = self.feed.steps or self.position.longest or math.inf
         return epochs * length if epochs else steps
 
     def end(self, stopped: bool) -> None:
-        """Ends the training after its last execution.
+        """Ends the training after its last execution; `stopped` if a callback ended it.
 
-        Args:
-            stopped: whether a callback ended it.
-
-        Raises:
-            BudgetExhausted: the budget cut the last execution short, and no callback ended it there.
+        Raises BudgetExhausted if the budget cut that execution short, and no callback ended it there.
         """
         if self._session is None or stopped or self._epochs < self.position.until:
             return  # planned steps were left out, perhaps by an earlier process
@@ -119,12 +111,12 @@ class Training:
         entry.end_plan()
         if entry.has_open_plan and self._backup is None:
             logging.warning(
-                "This training ended in its first epoch, whose number of steps the data do not say, so "
-                "the number of planned steps is unknown and no finite epsilon is proven. Pass "
-                "steps_per_epoch, or set a PrivacyBudget."
+                "This training ended in its first epoch, and the data do not state their number of "
+                "steps, so the number of planned steps is unknown and no finite epsilon is proven. "
+                "Pass steps_per_epoch, or set a PrivacyBudget."
             )
         left_out = entry.counted - max(entry.taken, entry.declared)
-        if left_out > 0 and self._backup is None:  # which has its own words, and may be resumed
+        if left_out > 0 and self._backup is None:  # with one, the training may be resumed
             taken = entry.taken - self._before + self._earlier
             logging.warning(
                 "This training took %s of %s planned steps. All of them are counted, because its "
@@ -187,7 +179,7 @@ class Training:
                 logs = take(session, iterator, part)
             except BaseException as error:
                 if (named := error_of_row(self.model, error)) is not None:
-                    session.keep()  # an example decided that no further step is taken
+                    session.keep()  # an example decided that the training ends
                     raise named from error
                 session.take_back()
                 if logs and isinstance(error, _ENDS):
@@ -197,7 +189,7 @@ class Training:
         return logs
 
     def _repeat(self):
-        """Gives the last logs to executions of the resumed epoch that an earlier process took."""
+        """Returns the last logs for executions of the resumed epoch that an earlier process took."""
         if self._repeats:
             self._repeats -= 1
             self._at_end = self._repeats > 0 or self._end_of_data is not None
