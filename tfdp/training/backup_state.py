@@ -29,12 +29,10 @@ def capture_state(
     """Returns the state of a training between two steps: (about, arrays), for a `BackupFolder`.
 
     Args:
-        model: the private model.
-        account: the account of its weights, with a session.
         setup: from `setup_of`.
         length: number of steps of an epoch of this fit, or None.
         position: the position of the next step.
-        notes: what a later process reports of this one; JSON-safe.
+        notes: a report for later processes; JSON-safe.
     """
     session, secrets = account.session, model.optimizer.secret_state()
     arrays = {name: keras.ops.convert_to_numpy(v) for name, v in _variables(model).items()}
@@ -60,9 +58,8 @@ def restore_state(
     """Puts a state into a model and opens the session of the saved run, which the fit continues.
 
     Args:
-        model, account, feed, setup: of the fit; as above.
         about, arrays: the state.
-        reserved: number of steps of the run that may have been begun.
+        reserved: number of steps of the run that may have begun.
 
     Returns:
         The position of the next step, and the number of lost steps.

@@ -84,20 +84,14 @@ def _adapted_layers(model, layers, public) -> list:
 def refuse_mixing_layers(model, public=()) -> None:
     """Refuses layers that mix examples, and preprocessing layers that were adapted to private data.
 
-    The error names the first three such layers with their remedies, and the number of the others. A
-    BatchNormalization with `trainable=False` is allowed: its moving statistics are constants, which
-    like all weights at the start must not depend on the private data.
-
-    Other layers that mix examples, or keep what they see, are found when the first step is traced
-    (`gradients.mixed_rows`, `gradients.first_pass`). Adapted layers are checked only here.
+    A BatchNormalization with `trainable=False` is allowed: its moving statistics are constants, which,
+    like all weights at the start, must not depend on the private data. Other layers that mix examples,
+    or keep what they see, are found when the first step is traced (`gradients.mixed_rows`,
+    `gradients.first_pass`). Adapted layers are checked only here.
 
     Args:
         model: a Keras model.
-        public: True, or a collection of layers or of their names: preprocessing layers that the
-            caller declares to be adapted to public data only.
-
-    Raises:
-        ValueError: the model has such a layer, or `public` names no layer of it.
+        public: True, or layers, or their names: preprocessing layers that were adapted to public data.
     """
     layers = layers_of(model)
     with_examples = [layers_of(layer) for layer in layers if isinstance(layer, PublicExamples)]
@@ -129,14 +123,9 @@ _REPLACED = ("train_step", "make_train_function")
 
 
 def refuse_own_train_step(model, private_base) -> None:
-    """Refuses a model with its own `train_step` or `make_train_function`, which would be ignored.
+    """Refuses a model with a custom `train_step` or `make_train_function`, which would be ignored.
 
-    Args:
-        model: a Keras model.
-        private_base: the class whose training step is the private one.
-
-    Raises:
-        ValueError: the model, or one of its classes, overrides one of these methods.
+    `private_base` is the class whose training step is the private one.
     """
     for name in _REPLACED:
         where = f"Model '{model.name}'" if name in vars(model) else None

@@ -16,14 +16,11 @@ _CHUNK = 2**20  # numbers that are looked at together, so that no copy of the da
 def check_examples(model, data) -> None:
     """Checks the data of a fit: all examples that are arrays in memory, a few of other lots.
 
-    Batches cannot be read twice, so nothing of them is checked.
+    Batches cannot be read twice, so they are not checked.
 
     Args:
         model: a compiled Keras model.
-        data: `tfdp.data.Lots`; or batches.
-
-    Raises:
-        ValueError: the model cannot be trained on an example.
+        data: `tfdp.data.Lots`, or batches.
     """
     held = None
     if isinstance(data, Lots):
@@ -55,13 +52,10 @@ def check_rows(model, x, y) -> None:
 
 
 def check_finite(values, name: str) -> None:
-    """Raises ValueError if an array of floats holds a NaN or an infinity.
+    """Raises ValueError if an array of floats in a structure of arrays holds a NaN or an infinity.
 
-    The gradient of such an example is usually not finite, and counts zero in every step.
-
-    Args:
-        values: structure of arrays, with a leading dimension of rows.
-        name: name of the argument, for errors.
+    The gradient of such an example is usually not finite, and counts zero in every step. `name` is that
+    of the argument.
     """
     for array in all_arrays(values):
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "fc":
@@ -81,10 +75,7 @@ def check_finite(values, name: str) -> None:
 def check_targets(model, x, y) -> None:
     """Raises ValueError if targets are missing, or integer labels are no indices of the outputs.
 
-    Args:
-        model: a compiled Keras model.
-        x: structure of arrays, with a leading dimension of rows.
-        y: labels; only one array with a sparse categorical loss is checked. None if there are none.
+    Only one array of labels with a sparse categorical loss is compared with the outputs.
     """
     loss = model.loss
     own = type(model).compute_loss is not keras.Model.compute_loss or "compute_loss" in vars(model)
@@ -111,10 +102,6 @@ def check_tokens(model, x) -> None:
 
     Only inputs of Sequential and functional models that go straight to an `Embedding` are checked.
     In a step, the gradient of such an example counts zero.
-
-    Args:
-        model: a Keras model.
-        x: inputs, a structure of arrays.
     """
     for layer in layers_of(model):
         if isinstance(layer, keras.layers.Embedding):
@@ -151,12 +138,8 @@ def sources_of(layer) -> list[int]:
 def check_disjoint(model, x) -> None:
     """Raises ValueError if a private example is also one of the model's public examples.
 
-    Examples are compared bit by bit (0.0 equals -0.0). They are compared only if private and public
-    examples have the same shape, since layers before a `PublicExamples` layer may change the inputs.
-
-    Args:
-        model: a Keras model.
-        x: private inputs, a structure of arrays.
+    Examples are compared bit by bit (0.0 equals -0.0), and only if private and public ones have the
+    same shape, since layers before a `PublicExamples` layer may change the inputs.
     """
     private = all_arrays(x)
     for layer in public_layers(model):

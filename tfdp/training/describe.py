@@ -22,10 +22,6 @@ def facts_of(model, feed: Feed, optimizer, start: str) -> Run:
         feed: how the steps draw their examples.
         optimizer: the private optimizer that takes the steps; perhaps not that of the model.
         start: as in `accounting.Run`.
-
-    Raises:
-        ValueError: microbatches do not divide the lots, or physical batches cut microbatches or the
-            views of an example.
     """
     lots, microbatch_size = feed.lots, optimizer.microbatch_size(feed.sampling.lot_size)
     if lots is not None and lots.microbatch_size != microbatch_size:
@@ -98,11 +94,7 @@ def open_session(model, account: Account, feed: Feed, steps: int | None) -> Sess
         model: a private model that is compiled and built.
         account: the account of its weights, which gets the session.
         feed: how the steps draw their examples.
-        steps: number of further steps to describe; None if it is unknown.
-
-    Raises:
-        ValueError: the model has no trainable weights, the optimizer has taken steps that the ledger
-            does not contain, or the arguments of the optimizer do not fit the feed.
+        steps: number of further steps to describe; None if unknown.
     """
     optimizer, variables = model.optimizer, model.trainable_variables
     if not variables:

@@ -121,9 +121,9 @@ def make_private(
 
     The model may be of any class; a class of your own stays a subclass of `keras.Model`.
 
-    `model.save` and `keras.models.save_model` write a private model; after `import tfdp`,
-    `keras.models.load_model` loads it with its ledger and budget. `model.privacy.release` writes a file
-    for plain Keras. Make a model private before `load_weights`: a plain model reads no ledger.
+    `model.save` and `keras.models.save_model` write a private model: `keras.models.load_model` gives it
+    back with its ledger and budget after `import tfdp`. `model.privacy.release` writes what plain Keras
+    loads. Make a model private before `load_weights`: a plain model reads no ledger.
 
     Args:
         model: any Keras model whose layers treat examples one by one. (Keras' own tests mix its trainer
@@ -194,8 +194,8 @@ def make_private(
 def from_preset(cls: Any, preset: str | os.PathLike, **arguments) -> keras.Model:
     """Loads a private model that `save_to_preset` wrote, with its ledger and budget.
 
-    Presets are KerasHub's folders of a model. That of a private model is an ordinary one, which
-    `cls.from_preset` reads as a plain model, with a file `privacy.json` beside the others.
+    Presets are KerasHub's folders of a model. `cls.from_preset` reads that of a private model as a
+    plain one; the ledger is a file `privacy.json` beside the others.
 
     Args:
         cls: the class of the preset, such as `keras_hub.models.TextClassifier`.

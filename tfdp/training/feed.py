@@ -136,7 +136,8 @@ def feed_for(
             source, validation_data = split_last(source, validation_split, batch_size)
             check_finite(validation_data, "validation_split")
         lot_size = _lot_size(batch_size, len(source), steps_per_epoch)
-        steps_per_epoch = _at_most_once(steps_per_epoch, len(source), lot_size)
+        if steps_per_epoch is not None:
+            steps_per_epoch = _at_most_once(steps_per_epoch, len(source), lot_size)
         x = make_lots(
             _sampling(shuffle),
             source,
@@ -179,12 +180,8 @@ def feed_of(
         data: `tfdp.data.Lots`; or batches, with a declaration or without.
         physical_batch_size: number of rows in one chunk; None takes the size from the lots, or
             processes a lot as a whole.
-        steps_per_epoch: as in `fit`.
         turn: the group that the first lot comes from (modulo the number of groups).
-        class_weight, shuffle: as in `fit`; for batches only.
-
-    Raises:
-        ValueError: batches have no end, or do not fit their declaration.
+        steps_per_epoch, class_weight, shuffle: as in `fit`; the last two are for batches.
     """
     if not isinstance(data, Lots):
         batches = _declared_batches(data) if isinstance(data, OncePerEpoch) else data
@@ -305,7 +302,7 @@ def _lot_size(batch_size, total, steps_per_epoch):
 def _at_most_once(steps_per_epoch, total, lot_size):
     """Ends an epoch of arrays after one pass over them, as Keras does with a warning."""
     most = -(-total // lot_size)
-    if steps_per_epoch is None or steps_per_epoch <= most:
+    if steps_per_epoch <= most:
         return steps_per_epoch
     logging.warning(
         "steps_per_epoch=%d, and %d lots of %d are all %d examples, so an epoch ends there. Pass "

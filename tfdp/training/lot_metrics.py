@@ -81,7 +81,6 @@ def update_losses(model, lot, sample_weight, penalty, views: int) -> None:
     """Updates the loss, and the losses of single outputs, which Keras logs for models with several.
 
     Args:
-        model: a compiled Keras model.
         lot: the `BoundedSum` of a lot.
         sample_weight: as in `update_metrics`.
         penalty: scalar; the penalties of the weight regularizers, which belong to the loss.

@@ -21,14 +21,10 @@ from tfdp.training.data_checks import check_finite
 
 
 def prepared(model, x, y=None, sample_weight=None) -> tuple:
-    """Returns (x, y, sample_weight) as the layers of `model` take them.
+    """Returns (x, y, sample_weight), arguments of `fit`, as the layers of `model` take them.
 
-    Args:
-        model: any model; the data of one that prepares nothing are returned as they are.
-        x, y, sample_weight: as for `fit`.
-
-    Raises:
-        ValueError: the data are batches that Keras' tasks do not prepare either.
+    The data of a model that prepares nothing are returned as they are. Batches that Keras' tasks do not
+    prepare either raise ValueError.
     """
     # A task without a preprocessor takes samples as they are.
     if _preparing_class(model) is None or getattr(model, "preprocessor", model) is None:

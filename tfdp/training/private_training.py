@@ -131,7 +131,10 @@ class PrivateTraining(SavedWithLedger):
         """Context of a training, whose steps `train_function` may take; arguments as in `Training`."""
         account = self.privacy.account
         self._refuse_nested()
-        self._check_trainable()
+        check_optimizer(self, self.optimizer)
+        refuse_own_train_step(self, PrivateTraining)
+        self.optimizer.check_class()
+        refuse_mixing_layers(self, self.privacy.public_preprocessing)
         training = account.training = Training(self, account, feed, *arguments)
         try:
             with _causes_of(feed.lots, feed.validation_data):
@@ -174,13 +177,6 @@ class PrivateTraining(SavedWithLedger):
         with self._training(feed):
             train_on_batch = past_preparation(self, PrivateTraining, "train_on_batch")
             return train_on_batch(x, y, sample_weight=sample_weight, **kwargs)
-
-    def _check_trainable(self):
-        optimizer = self.optimizer
-        check_optimizer(self, optimizer)
-        refuse_own_train_step(self, PrivateTraining)
-        optimizer.check_class()
-        refuse_mixing_layers(self, self.privacy.public_preprocessing)
 
     def _refuse_nested(self):
         running = self.privacy.account.training

@@ -26,14 +26,8 @@ _ASSIGN_RATES = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLR
 def check_callbacks(callbacks, optimizer):
     """Refuses callbacks of a fit, and returns the one that keeps it safe from crashes, or None.
 
-    Args:
-        callbacks: the argument of `fit`.
-        optimizer: the optimizer of the fit.
-
-    Raises:
-        ValueError: a callback acts on training metrics, would save a file without a ledger, resumes a
-            training without its counted steps, or assigns learning rates that are fixed; or there are
-            two backups.
+    Refused is a callback that acts on training metrics, would save a file without a ledger, resumes a
+    training without its counted steps, or assigns learning rates that are fixed; and a second backup.
     """
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks

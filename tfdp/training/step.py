@@ -37,10 +37,6 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
         data: a lot: x, (x, y) or (x, y, sample_weight); examples of weight zero are absent.
         engine: the name of an engine.
         diagnostics: collects figures about the bound and the noise (`diagnostics.Diagnostics`).
-
-    Raises:
-        RuntimeError: the step does not belong to the session, or an engine declares a larger
-            sensitivity than the accounting assumes.
     """
     optimizer, run, contribution = model.optimizer, session.run, session.run.contribution
     replicas = tf.distribute.get_strategy().num_replicas_in_sync

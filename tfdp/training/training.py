@@ -30,16 +30,9 @@ class Training:
 
     The entry is opened with the first step, since callbacks may load weights before.
 
-    Args:
-        model: a private model that is compiled and built.
-        account: the account of its weights.
-        feed: the data, and how the steps draw from them.
-        position: where the training begins.
-        epochs: index of the epoch before which it ends.
-        backup: the callback that keeps the training safe from crashes, or None.
-
     Attributes:
-        model, feed: the arguments.
+        model: a private model that is compiled and built.
+        feed: the data, and how the steps draw from them.
         position: the position of the next step.
     """
 
@@ -131,14 +124,9 @@ class Training:
     def execute(self, iterator, take: Callable) -> dict:
         """Takes the steps of the next execution and returns the logs of the last one.
 
-        Args:
-            iterator: gives lots.
-            take: takes steps; from `train_function.step_function`.
-
-        Raises:
-            StopIteration, tf.errors.OutOfRangeError: the data have ended.
-            tf.errors.InvalidArgumentError: an operation cannot compute with the value of an example.
-            BudgetExhausted: a budget allows no further step.
+        `take`, from `train_function.step_function`, takes steps on the lots of an iterator. Raises
+        StopIteration or tf.errors.OutOfRangeError if the data have ended, InvalidArgumentError if an
+        operation cannot compute with an example, BudgetExhausted if no step is allowed.
         """
         if self._at_end:
             return self._repeat()
