@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from tfdp._compat.keras import over_replicas, without_optionals
+from tfdp._compat.keras import compile_metrics, over_replicas, without_optionals
 from tfdp._compat.tensorflow import concrete_function, iterator_of, resource_of
 from tfdp.session import Session
 from tfdp.training.step import prepare_step
@@ -43,9 +43,13 @@ def _traced(model):
         )
     prepare = without_optionals(model, functools.partial(prepare_step, model))
     strategy = model.distribute_strategy
+    in_graph = not model.run_eagerly and strategy.num_replicas_in_sync == 1
 
     def one(iterator):
-        return over_replicas(strategy, step, next(iterator))
+        data, metrics = next(iterator), compile_metrics(model)
+        if in_graph and metrics is not None and not metrics.built:
+            concrete_function(tf.function(prepare, autograph=False), data)
+        return over_replicas(strategy, step, data)
 
     if not model.run_eagerly and strategy.num_replicas_in_sync > 1:
         one = tf.function(one, autograph=False, reduce_retracing=True)
