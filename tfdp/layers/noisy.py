@@ -201,7 +201,7 @@ class NoisyConv3D(_NoisyKernel, keras.layers.Conv3D):
     """
 
 
-NoisyConv = NoisyConv2D  # the one that is meant where no rank is named
+NoisyConv = NoisyConv2D  # without a rank, images are meant
 
 
 def noisy_layers(model) -> list:

@@ -1,4 +1,4 @@
-"""An LSTM with layer normalization inside of its steps (Ba et al. 2016, "Layer Normalization").
+"""An LSTM with layer normalization inside its steps (Ba et al. 2016, "Layer Normalization").
 
 With W x and U h the parts of the four gates that come from the inputs and from the states, a step is
 

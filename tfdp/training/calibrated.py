@@ -17,7 +17,7 @@ from tfdp.training.building import build_for
 from tfdp.training.cost_of_batches import warn_of_noise
 from tfdp.training.describe import planned_run
 from tfdp.training.dp_model import Private, make_private
-from tfdp.training.feed import feed_of
+from tfdp.training.feed import STATE_LENGTH, feed_of, refuse_arguments_of_arrays
 from tfdp.training.preparing import prepared
 
 
@@ -122,9 +122,10 @@ def make_private_with_epsilon(
     budget = PrivacyBudget(epsilon, delta, kind, adjacency)
     optimizer = _private(optimizer, l2_norm_clip, noise_multiplier=1.0)
     data = _lots(data, batch_size, sampling, physical_batch_size, optimizer)
-    rows, *_ = prepared(model, data)
-    feed = feed_of(rows, physical_batch_size)
-    build_for(model, rows.spec[0] if isinstance(rows, Lots) else feed.dataset)
+    feed = feed_of(prepared(model, data)[0], physical_batch_size)
+    if feed.steps is None:
+        raise ValueError(f"The number of batches in an epoch is unknown. {STATE_LENGTH}")
+    build_for(model, feed.inputs)
     private = make_private(
         model,
         engine=engine,
@@ -139,7 +140,7 @@ def make_private_with_epsilon(
             "budget would exceed it. Expected fresh weights; or use tfdp.accounting.noise_for with "
             "what is left."
         )
-    steps = max(1, round(epochs * (feed.steps or 1)))
+    steps = max(1, round(epochs * feed.steps))
     run = planned_run(private, feed, steps, optimizer, private.privacy.account.start)
     noise = noise_for(budget.epsilon, budget.delta, run, kind, adjacency)
     warn_of_noise(data, run, noise, budget)
@@ -167,21 +168,14 @@ def _private(optimizer, l2_norm_clip, noise_multiplier) -> DPKerasOptimizer:
 
 def _lots(data, batch_size, sampling, physical_batch_size, optimizer):
     """Returns the lots of arrays; lots, datasets and declarations as they are."""
-    lots = data if isinstance(data, Lots) else getattr(data, "tfdp_lots", None)
-    if lots is not None or isinstance(data, tf.data.Dataset | OncePerEpoch):
-        if batch_size is not None:
-            refuse(
-                "batch_size", "None, since the data have one", batch_size, "Leave batch_size out."
-            )
-        return data if lots is None else lots
+    data = getattr(data, "tfdp_lots", data)
+    if isinstance(data, Lots | tf.data.Dataset | OncePerEpoch):
+        refuse_arguments_of_arrays(batch_size=batch_size)
+        return data
     if is_batches(data) and not is_source(data):
         remedy = "Make batches of your own a tf.data.Dataset."
         refuse("data", "arrays (x, y), Lots or a tf.data.Dataset", type(data).__name__, remedy)
-    source = (
-        as_source(data)
-        if is_source(data)
-        else as_source(*keras.utils.unpack_x_y_sample_weight(data))
-    )
+    source = as_source(data)
     remedy = "Pass the size of a lot, at most the number of examples."
     batch_size = whole("batch_size", batch_size, 1, len(source), remedy=remedy)
     return make_lots(

@@ -76,13 +76,13 @@ def _settings(model) -> dict:
     return {
         "engine": privacy.engine,
         "physical_batch_size": privacy.physical_batch_size,
-        "start": model.privacy.account.start,
+        "start": privacy.account.start,
         "public_preprocessing": public,
     }
 
 
 def _not_called(self, plain_model):
-    """Constructor of the classes of `make_private`, whose models were made before by the plain class.
+    """Constructor of the classes of `make_private`, whose models the plain class has made.
 
     Keras' `clone_model` sees from its arguments that clones are of the plain class, as for Sequential.
     """
@@ -187,8 +187,8 @@ def make_private(
     if not isinstance(model, PrivateTraining):
         if hasattr(model, "privacy"):
             raise ValueError(
-                f"Model '{model.name}' has an attribute 'privacy' of its own. Expected that name to be "
-                "free: tfdp puts the ledger, the budget and the statement there. Rename yours."
+                f"Model '{model.name}' has an attribute 'privacy', where tfdp puts the ledger, the "
+                "budget and the statement. Rename the attribute."
             )
         model.__class__ = _private_class(type(model))  # type: ignore[arg-type]  # a class is hashable
     model.privacy.configure(
@@ -205,8 +205,8 @@ def make_private(
 def from_preset(cls: Any, preset: str | os.PathLike, **arguments) -> Private:
     """Loads a private model that `save_to_preset` wrote, with its ledger and budget.
 
-    Presets are KerasHub's folders of a model. That of a private model is an ordinary one, which
-    `cls.from_preset` reads as a plain model, with a file `privacy.json` beside the others.
+    Presets are KerasHub's folders of a model. `cls.from_preset` reads that of a private model as a
+    plain one; the ledger is a file `privacy.json` beside the others.
 
     Args:
         cls: the class of the preset, such as `keras_hub.models.TextClassifier`.
@@ -229,8 +229,8 @@ def from_preset(cls: Any, preset: str | os.PathLike, **arguments) -> Private:
     path = pathlib.Path(preset, PRESET_LEDGER)
     if not path.is_file():
         raise ValueError(
-            f"Expected a folder that save_to_preset of a private model wrote. Found no {path}. A "
-            "public preset is loaded by its class: tfdp.make_private(cls.from_preset(preset))."
+            f"Expected a folder that save_to_preset of a private model wrote. Found no {path}. Load a "
+            "public preset by its class: tfdp.make_private(cls.from_preset(preset))."
         )
     model = cls.from_preset(preset, **arguments)
     model.optimizer = None  # a plain one, to which a file may have given the count of private steps

@@ -1,9 +1,12 @@
 """`model.privacy`: everything about the privacy of a private model under one name."""
 
 import dataclasses
+import itertools
 import math
 import os
 from collections.abc import Iterator
+
+import numpy as np
 
 from tfdp import accounting
 from tfdp._validate import one_of, whole
@@ -14,18 +17,17 @@ from tfdp.gradients.diagnostics import Diagnostics
 from tfdp.gradients.lot import ENGINES
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.training.export import export
-from tfdp.training.feed import Feeder
 from tfdp.training.loop import steps_of
 from tfdp.training.unknown_steps import enter_unknown_steps
 
-_INTERNAL = {"account", "clipping", "collected", "configure", "delta_and_adjacency", "feeder"}
+_INTERNAL = {"account", "clipping", "collected", "configure", "delta_and_adjacency", "next_seed"}
 
 
 class ModelPrivacy:
-    """What was spent on the weights of a private model, and what may still be spent.
+    """The privacy spent on the weights of a private model, and its budget: `model.privacy`.
 
     Args:
-        model: a model that `make_private` was called on; `model.privacy` is this object.
+        model: a model that `make_private` was called on.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -45,7 +47,7 @@ class ModelPrivacy:
         self._model = model
         self.engine = "auto"
         self.physical_batch_size = None
-        self.feeder = Feeder(None)
+        self._seed, self._draws = None, itertools.count()
         self.public_preprocessing = ()
         self.collected = Diagnostics()
         self.clipping: list[tuple[int, float]] = []  # steps and share clipped, of each epoch
@@ -116,12 +118,10 @@ class ModelPrivacy:
             ValueError: as in `spent`.
         """
         runs = self._checked_runs(self.ledger.runs, max_examples_per_user)
-        claimed, proven = (
-            self._guarantee(kind, runs, delta, adjacency) for kind in ("claimed", "proven")
-        )
         from tfdp.accounting.statements import StatementText
 
-        said = accounting.Statement.from_guarantees(runs, claimed, proven, planned=False)
+        both = [self._guarantee(kind, runs, delta, adjacency) for kind in ("claimed", "proven")]
+        said = accounting.Statement.from_guarantees(runs, *both, planned=False)
         return StatementText.of(said, full)
 
     def plot(self, delta: float | None = None, adjacency: str | None = None, *, clipping=True):
@@ -150,11 +150,8 @@ class ModelPrivacy:
     def diagnostics(self, reset: bool = False) -> dict[str, float]:
         """Returns means since the last reset: fraction clipped, median gradient norm, noise to signal.
 
-        These figures are computed from private gradients without noise: they are for the person who
-        trains, not for release.
-
-        Args:
-            reset: whether new means begin after this call.
+        They are computed from private gradients without noise: for the person who trains, not for
+        release. With `reset`, new means begin after this call.
         """
         return self.collected.result(reset)
 
@@ -166,10 +163,7 @@ class ModelPrivacy:
         if delta is not None:
             return delta, adjacency
         if budget is None:
-            raise ValueError(
-                "Expected delta, such as delta=1e-5 (below 1/N), or a model with a budget. Received "
-                "neither."
-            )
+            raise ValueError("Pass delta, such as delta=1e-5 (below 1/N): the model has no budget.")
         return budget.delta, adjacency
 
     # -- the ledger and its budget ---------------------------------------------------------------
@@ -204,10 +198,10 @@ class ModelPrivacy:
 
     @property
     def budget(self) -> PrivacyBudget | None:
-        """The most that may be spent on these weights, or None; the step beyond it is refused.
+        """The most that may be spent on these weights, or None; a step beyond it raises.
 
-        Assigning a budget replaces an earlier one, for every model that shares the weights, even by
-        a larger one; of `make_private(model, budget=...)` and an earlier one, the smaller holds.
+        Assigning a budget replaces an earlier one, even a smaller one, for every model that shares the
+        weights; `make_private(model, budget=...)` adds a budget, and all of them hold.
         """
         return self.ledger.budget
 
@@ -234,7 +228,7 @@ class ModelPrivacy:
 
     @property
     def steps_left(self) -> float:
-        """Number of steps that budgets and tables of the run still allow; infinite without a limit."""
+        """Number of steps that budgets and tables of the run still allow; infinite without any."""
         session = self.account.session
         return math.inf if session is None else session.entry.left
 
@@ -254,15 +248,15 @@ class ModelPrivacy:
     ) -> Iterator[dict[str, float]]:
         """Trains step by step, in a loop of your own; accounted as `fit` is.
 
-        Each iteration draws the next lot, counts the step and takes it. The loop may do anything in
-        between that `fit`'s callbacks may: evaluate, change the learning rate of DP-SGD, train other
-        models, or end the training by `break`. All planned steps are counted then, since what the steps
-        showed may have decided it; a budget ends the training at no cost.
+        Each iteration draws the next lot, counts the step and takes it. In between, the loop may do
+        what callbacks of `fit` may: evaluate, change the learning rate of DP-SGD, train other models,
+        or end the training by `break`. All planned steps are counted then, since the steps' results may
+        have decided it; a budget ends the training at no cost.
 
         Args:
             x, y, batch_size, epochs, shuffle, class_weight, sample_weight, steps_per_epoch: as in
-                `fit`. They are checked, and the training is planned, when this method is called; the
-                first step is taken when the first logs are asked for.
+                `fit`. They are checked when this method is called; the first step is taken when the
+                first logs are asked for.
 
         Yields:
             The logs of the step: names to numbers. Metrics are means since the epoch began. They are
@@ -297,13 +291,13 @@ class ModelPrivacy:
         return steps_of(self._model, x, feed, epochs)
 
     def plan(self, *, epochs: int | None = None, steps: int | None = None) -> None:
-        """Declares what the next trainings will take together, before the first step of them.
+        """Declares how much the next trainings will take together, before their first step.
 
         An epsilon is proven for a number of steps that is fixed without looking at the weights. Each
-        `fit` and `steps` counts its own plan. A loop that calls them, or `train_on_batch`, until
-        a result on held-out data is good enough has a larger plan, which only you know. The steps of a
-        declared plan count from the first of them on. Trainings of the same settings in this process
-        carry it out; what does not fit into the rest of it comes on top.
+        `fit` and `steps` counts its own plan. A loop that calls them, or `train_on_batch`, until a
+        result on held-out data is good enough has a larger plan, which only you know. All steps of a
+        declared plan count from the first one on. Trainings of the same settings in this process carry
+        it out; a training that does not fit into the rest of it comes on top.
 
         Args:
             epochs, steps: number of epochs, or of steps; exactly one of them.
@@ -331,8 +325,8 @@ class ModelPrivacy:
         """Counts steps that were planned but not declared by `plan`, and are left out.
 
         Args:
-            steps: number of steps that were left out, besides those that are counted already. Those
-                beyond a budget, which would not have been taken, are not counted.
+            steps: number of steps that were left out, besides those that are counted already. Steps
+                beyond a budget are not counted: they would not have been taken.
 
         Raises:
             RuntimeError: there was no training, or one is running.
@@ -352,10 +346,7 @@ class ModelPrivacy:
         """
         steps, account = whole("steps", steps, 0), self.account
         if account.session is None or account.training is not None:
-            raise RuntimeError(
-                "There is no training whose steps were left out, or it is still running. fit() and "
-                "steps() begin one."
-            )
+            raise RuntimeError("Call this after fit(), steps() or train_on_batch() has ended.")
         account.session.entry.leave_out(steps)
 
     def release(self, path: str | os.PathLike) -> None:
@@ -369,6 +360,15 @@ class ModelPrivacy:
         """
         export(self._model, path)
 
+    def next_seed(self) -> int | None:
+        """The seed of the next lots that are drawn from arrays; None for secret ones."""
+        if self._seed is None:
+            return None
+        # Neither another fit nor a resumed run may draw the same lots again: the accounting assumes
+        # that lots are independent.
+        words = [self._seed, next(self._draws), int(self._model.optimizer.iterations.numpy())]
+        return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
+
     def configure(
         self,
         *,
@@ -379,17 +379,15 @@ class ModelPrivacy:
         start: str | None = None,
         public_preprocessing=(),
     ):
-        """Sets how the model trains privately and returns the model; `make_private` has the settings.
-
-        Settings that are left out get their defaults, as in `make_private`.
-        """
+        """Sets how the model trains, by the arguments of `make_private`, and returns the model."""
         physical_batch_size = whole("physical_batch_size", physical_batch_size, 1, optional=True)
         one_of("engine", engine, ENGINES)
         one_of("start", start, STARTS, optional=True)
+        seed = whole("seed", seed, 0, optional=True)
         account = self.account
         self.engine = engine
         self.physical_batch_size = physical_batch_size
-        self.feeder = Feeder(seed)
+        self._seed, self._draws = seed, itertools.count()
         self.public_preprocessing = public_preprocessing
         if start == "public":
             account.declare_public()
