@@ -65,8 +65,8 @@ def _over_plain(found: list[Row]) -> list[str]:
         "tfdp and no privacy",
         "Medians over rounds, and the range of the rounds. *Over*: relative to the same framework "
         "without privacy, in the same round. *Least*: the least step of all rounds over the least "
-        "without privacy. *Goal*: what the step should cost at most on a quiet machine; for first steps "
-        "it is 2, for memory 1.15. *First step*: tracing and compilation included.",
+        "without privacy. *Goal*: what the step should cost at most on a quiet machine; for first "
+        "steps it is 2, for memory 1.15. *First step*: tracing and compilation included.",
         "| model | lot | step, ms | over | least | goal | first step, s | over | memory, over |",
         "| --- | ---: | ---: | --- | ---: | ---: | ---: | --- | ---: |",
         lines,
