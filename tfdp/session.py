@@ -7,6 +7,7 @@ optimizer's constructor, and the resulting sensitivity is compared with the run'
 traced. Steps are counted by the entry (`entry.Entry`), on the host, before they run.
 """
 
+import contextlib
 import math
 import os
 from collections.abc import Sequence
@@ -59,6 +60,7 @@ class Session:
             name="steps_begun",
             aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
         )
+        self._place: tf.Tensor | None = None
         self._secret = tuple(int.from_bytes(os.urandom(4)) for _ in range(2))
 
     # -- what a step takes from the run ----------------------------------------------------------
@@ -81,7 +83,16 @@ class Session:
     @property
     def place(self) -> tf.Tensor:
         """Number of the present step in the run, from 0: an int64 scalar tensor."""
-        return self._begun - 1
+        return self._begun - 1 if self._place is None else self._place
+
+    @contextlib.contextmanager
+    def step(self):
+        """Context of a step, in which `place`, and so the noise, is known before the step begins."""
+        self._place = self._begun.read_value()
+        try:
+            yield
+        finally:
+            self._place = None
 
     def value(self, name: str) -> float | tf.Tensor:
         """The value of a field of the run's mechanism at the present step.

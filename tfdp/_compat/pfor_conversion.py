@@ -40,8 +40,13 @@ def created(pfor_input, inputs) -> list:
         pfor_input: the operation, as a rule receives it.
         inputs: tensors.
     """
-    dtypes = [output.dtype for output in pfor_input.outputs]
-    return pfor._create_op(pfor_input.op_type, inputs, dtypes, pfor_input.op.node_def.attr).outputs
+    return with_inputs(pfor_input.op, inputs)
+
+
+def with_inputs(operation, inputs) -> list:
+    """Returns the outputs of an operation like `operation`, with other inputs."""
+    dtypes = [output.dtype for output in operation.outputs]
+    return pfor._create_op(operation.type, inputs, dtypes, operation.node_def.attr).outputs
 
 
 def called(pfor_input, name: str, inputs: list) -> list:

@@ -220,7 +220,9 @@ class PrivateTraining(SavedWithLedger):
         # Again for each trace: a callback may have unfrozen a layer since the fit began.
         with tf.init_scope():  # it reads values of layers, which have none inside of a trace
             refuse_mixing_layers(self, privacy.public_preprocessing)
-        return private_step(self, privacy.account.session, data, privacy.engine, privacy.collected)
+        session = privacy.account.session
+        with session.step():
+            return private_step(self, session, data, privacy.engine, privacy.collected)
 
 
 @contextlib.contextmanager
