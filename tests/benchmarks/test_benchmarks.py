@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import report, results, subjects, suites, summary
+from benchmarks import layers, report, results, subjects, suites, summary
 from benchmarks.measure import measure, steadily
 
 STORED = Path(__file__).parent / "results.json"
@@ -70,6 +70,15 @@ def test_a_measurement_beside_which_the_machine_was_slow_is_repeated(monkeypatch
         "records": [{"step_ms": 1, "load": 0.5} | found, {"step_ms": 2, "fixed_ms": [20, 10]}]
     }
     assert "10 to 20 ms; 0 of 2 measurements" in summary.conditions(records)
+
+
+def test_the_table_of_layers_has_the_slowest_private_steps_first(monkeypatch, capsys):
+    times = {"Conv1D": (2.0, 1.1), "Conv3D": (9.0, 3.0), "Conv2D": (4.0, 1.5)}
+    monkeypatch.setattr(layers, "CASES", times | {"Dense": None})
+    monkeypatch.setattr(layers, "over_plain", lambda name, lot: times[name])
+    assert layers.main(["--names=Conv", "--rows=2"]) == 0
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert rows == ["| Conv3D | 9.00 | 3.00 |", "| Conv2D | 4.00 | 1.50 |"]
 
 
 def test_time_and_memory_are_limited(tmp_path):
