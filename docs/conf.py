@@ -20,9 +20,11 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinxcon
 myst_heading_anchors = 4
 myst_fence_as_directive = ["mermaid"]
 nb_execution_mode = "cache"
-nb_execution_timeout = 300
+nb_execution_in_temp = True
+nb_execution_timeout = 900
 nb_execution_raise_on_error = True
 nb_merge_streams = True
+nb_output_stderr = "remove"
 
 autodoc_default_options = {
     "members": True,

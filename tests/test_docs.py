@@ -66,7 +66,10 @@ def test_a_broken_link_is_found(tmp_path):
     [
         "README.md",
         *(f"docs/{page}.md" for page in ["start", "epsilon", "budgets", "own_code", "data"]),
-        *(f"docs/{page}.md" for page in ["images", "text", "tables", "time_series"]),
+        *(
+            f"docs/{page}.md"
+            for page in ["images", "text", "tables", "time_series", "scikit_learn"]
+        ),
         pytest.param("docs/audit.md", marks=pytest.mark.slow),
         pytest.param("docs/migrating.md", marks=pytest.mark.slow),
     ],
