@@ -123,7 +123,7 @@ def test_every_mechanism_is_trained_to_a_proven_epsilon_of_two(tmp_path, script,
     assert (record["settings"]["mechanism"], record["steps"]) == (mechanism, 3)
     assert 1.9 < record["proven"]["epsilon"] <= 2.0
     for kind in ("claimed", "proven"):
-        assert f"{format_epsilon(record[kind]['epsilon'])}, delta = 1e-05" in said
+        assert f"{format_epsilon(record[kind]['epsilon'])} at delta 1e-05" in said
 
 
 def test_a_claimed_budget_shows_the_larger_proven_epsilon(tmp_path, script, capsys):

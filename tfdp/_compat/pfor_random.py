@@ -132,7 +132,7 @@ def key(_, pfor_input):
     if found is None:
         return looped(pfor_input)
     setattr(pfor_input.op, _OWN, found)
-    rows = tf.zeros([pfor_input.pfor.loop_len_vector[0], 1], tf.uint64)
+    rows = tf.cast(tf.zeros([pfor_input.pfor.loop_len_vector[0], 1]), tf.uint64)
     # Not by tf.broadcast_to, which has no kernel for these numbers on a GPU.
     return [wrap(word + rows, True) for word in found[:2]]
 
