@@ -66,10 +66,7 @@ def test_a_broken_link_is_found(tmp_path):
     [
         "README.md",
         *(f"docs/{page}.md" for page in ["start", "epsilon", "budgets", "own_code", "data"]),
-        *(
-            f"docs/{page}.md"
-            for page in ["images", "text", "tables", "time_series", "scikit_learn"]
-        ),
+        *(f"docs/{page}.md" for page in ["images", "text", "tables", "time_series"]),
         pytest.param("docs/audit.md", marks=pytest.mark.slow),
         pytest.param("docs/migrating.md", marks=pytest.mark.slow),
     ],
