@@ -42,12 +42,18 @@ html_show_sphinx = False
 html_copy_source = False
 
 
+def _escaped(stars):
+    return "".join(f"\\{star}" for star in stars.group())
+
+
 def as_markdown(app, what, name, obj, options, lines):
     """Reads `code` in docstrings as Markdown does, and a star as a star."""
     for number, line in enumerate(lines):
         if not line.lstrip().startswith((">>>", "...")):
             parts = re.split(r"(`+[^`]*`+)", line)
-            parts[::2] = [re.sub(r"(?<![\w*])\*(?=[\w,])", r"\*", part) for part in parts[::2]]
+            parts[::2] = [
+                re.sub(r"(?<![\w*])\*{1,2}(?=[\w,])", _escaped, part) for part in parts[::2]
+            ]
             parts[1::2] = [f"``{part.strip('`')}``" for part in parts[1::2]]
             lines[number] = "".join(parts)
 
