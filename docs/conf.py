@@ -38,14 +38,19 @@ html_theme = "furo"
 html_title = "tfdp"
 html_show_sphinx = False
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
+
+# A word between two stars is emphasized; any other star stands for itself.
+STARS = re.compile(r"(?<!\w)(\*\w[^*]*\w\*)(?!\w)|\*")
 
 
 def as_markdown(app, what, name, obj, options, lines):
-    """Reads `code` in docstrings as Markdown does, and a star as a star."""
+    """Reads `code` and *emphasis* in docstrings as Markdown does."""
     for number, line in enumerate(lines):
         if not line.lstrip().startswith((">>>", "...")):
             parts = re.split(r"(`+[^`]*`+)", line)
-            parts[::2] = [re.sub(r"(?<![\w*])\*(?=[\w,])", r"\*", part) for part in parts[::2]]
+            parts[::2] = [STARS.sub(lambda m: m[1] or r"\*", part) for part in parts[::2]]
             parts[1::2] = [f"``{part.strip('`')}``" for part in parts[1::2]]
             lines[number] = "".join(parts)
 
