@@ -19,6 +19,8 @@ html_extra_path = ["_site"]
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinxcontrib.mermaid"]
 myst_heading_anchors = 4
 myst_fence_as_directive = ["mermaid"]
+mermaid_height = "auto"
+mermaid_fullscreen = False
 nb_execution_mode = "cache"
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
@@ -55,6 +57,13 @@ def as_markdown(app, what, name, obj, options, lines):
             lines[number] = "".join(parts)
 
 
+def leave_out_of_search(app, tree):
+    """Leaves decisions out of the search, where they would stand before what a reader can do."""
+    if "decisions/" in app.env.docname:
+        app.env.metadata[app.env.docname]["nosearch"] = ""
+
+
 def setup(app):
-    """Connects the reading of docstrings, before napoleon's."""
+    """Connects the reading of docstrings, before napoleon's, and of pages."""
     app.connect("autodoc-process-docstring", as_markdown, priority=100)
+    app.connect("doctree-read", leave_out_of_search)
