@@ -19,6 +19,8 @@ html_extra_path = ["_site"]
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinxcontrib.mermaid"]
 myst_heading_anchors = 4
 myst_fence_as_directive = ["mermaid"]
+mermaid_height = "auto"
+mermaid_fullscreen = False
 nb_execution_mode = "cache"
 nb_execution_in_temp = True
 nb_execution_timeout = 900
@@ -40,24 +42,30 @@ html_theme = "furo"
 html_title = "tfdp"
 html_show_sphinx = False
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
 
-
-def _escaped(stars):
-    return "".join(f"\\{star}" for star in stars.group())
+# A word between two stars is emphasized; any other star stands for itself.
+STARS = re.compile(r"(?<!\w)(\*\w[^*]*\w\*)(?!\w)|\*")
 
 
 def as_markdown(app, what, name, obj, options, lines):
-    """Reads `code` in docstrings as Markdown does, and a star as a star."""
+    """Reads `code` and *emphasis* in docstrings as Markdown does."""
     for number, line in enumerate(lines):
         if not line.lstrip().startswith((">>>", "...")):
             parts = re.split(r"(`+[^`]*`+)", line)
-            parts[::2] = [
-                re.sub(r"(?<![\w*])\*{1,2}(?=[\w,])", _escaped, part) for part in parts[::2]
-            ]
+            parts[::2] = [STARS.sub(lambda m: m[1] or r"\*", part) for part in parts[::2]]
             parts[1::2] = [f"``{part.strip('`')}``" for part in parts[1::2]]
             lines[number] = "".join(parts)
 
 
+def leave_out_of_search(app, tree):
+    """Leaves decisions out of the search, where they would stand before what a reader can do."""
+    if "decisions/" in app.env.docname:
+        app.env.metadata[app.env.docname]["nosearch"] = ""
+
+
 def setup(app):
-    """Connects the reading of docstrings, before napoleon's."""
+    """Connects the reading of docstrings, before napoleon's, and of pages."""
     app.connect("autodoc-process-docstring", as_markdown, priority=100)
+    app.connect("doctree-read", leave_out_of_search)

@@ -4,7 +4,6 @@ import collections
 import math
 import os
 import statistics
-import tomllib
 from pathlib import Path
 
 from papers import figures, records
@@ -14,7 +13,15 @@ from papers.records import Records
 from tfdp.accounting.guarantee import VACUOUS_ABOVE, format_epsilon
 
 FIGURES = "papers/figures"
-_PAGES = ROOT / "papers" / "pages.toml"
+# The pages, and the papers whose tables stand on each.
+PAGES = {
+    "papers/README.md": ("batch_norm", "dropout", "encoding", "si_dpsgd"),
+    "docs/mnist.md": ("mnist",),
+    "docs/audit.md": ("audits",),
+}
+_BY_HAND = ROOT
+# What stands above this line of a page is written by hand, and kept.
+_LINE = "<!-- What follows is written by `python -m papers report`. -->"
 
 
 def write_pages(results: Path, out: Path, recorded: Records) -> list[Path]:
@@ -35,12 +42,14 @@ def write_pages(results: Path, out: Path, recorded: Records) -> list[Path]:
         records.write(folder / f"{paper}.json", some)
     (out / FIGURES).mkdir(parents=True, exist_ok=True)
     paths = []
-    for page in tomllib.loads(_PAGES.read_text())["pages"]:
-        path = out / page["path"]
+    for name, papers in PAGES.items():
+        path = out / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        of_page = [table for table in tables() if table.name.split(".")[0] in page["papers"]]
-        lines = [f"# {page['title']}", "", page["introduction"].strip(), ""]
-        lines += _overview(of_page, recorded)
+        by_hand = (_BY_HAND / name).read_text().partition(_LINE)[0]
+        of_page = [table for table in tables() if table.name.split(".")[0] in papers]
+        lines = [by_hand + _LINE, ""]
+        if len(of_page) > 1:
+            lines += _overview(of_page, recorded)
         for table in of_page:
             lines += _section(table, recorded, out, path)
         path.write_text("\n".join(lines))

@@ -1,4 +1,4 @@
-"""Kills `train.py` at random moments until it has finished: the table of docs/crashes.md.
+"""Kills `train.py` at random moments until it has finished: the table of docs/decisions/crashes.md.
 
     python -m tests.crash_trials [--kills=20] [--mechanisms="dpsgd;matrix"] --out=FILE
 

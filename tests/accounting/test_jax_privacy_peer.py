@@ -3,7 +3,7 @@
 They are at google-deepmind/jax_privacy, commit 8967688c (after version 1.0.0), below `tests/`. Each
 test names the file and the test that it was read from. A strategy C is a Toeplitz matrix here, given
 by its first column; jax_privacy's dense, column-normalized, buffered and banded-inverse strategies
-have no counterpart (docs/peers.md).
+have no counterpart (docs/migrating.md).
 """
 
 import math

@@ -113,10 +113,10 @@ def small(use, tmp_path, monkeypatch, capsys):
     """A function that runs a command on the small catalogue; returns its status and what it printed."""
     use(CATALOGUE)
     (tmp_path / "train.py").write_text(TRAIN)
-    (tmp_path / "pages.toml").write_text(
-        '[[pages]]\npath = "p/page.md"\ntitle = "A page"\npapers = ["paper"]\nintroduction = "Read."\n'
-    )
-    monkeypatch.setattr(pages, "_PAGES", tmp_path / "pages.toml")
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "page.md").write_text(f"# A page\n\nBy hand.\n\n{pages._LINE}\n\nOld.\n")
+    monkeypatch.setattr(pages, "_BY_HAND", tmp_path)
+    monkeypatch.setattr(pages, "PAGES", {"p/page.md": ["paper"]})
     monkeypatch.setattr(running, "ROOT", tmp_path)
     monkeypatch.setattr(running, "code_version", lambda: {"tfdp": "1", "commit": "abc"})
     kept = records.read

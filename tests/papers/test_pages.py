@@ -25,6 +25,7 @@ def test_the_pages_have_the_figures_of_the_records(results, small, tmp_path):
     shutil.rmtree(results / "paper/T2/fine")
     assert small("report", f"--out={tmp_path / 'out'}")[0] == 0
     page = (tmp_path / "out/p/page.md").read_text()
+    assert page.startswith("# A page\n\nBy hand.\n\n<!--") and "Old." not in page
     for text in (
         "| **Row A: paper** | 50.00 ± 0.50 | NC |",
         "| &emsp;here | 61.50 ± 0.50 (2) | ",
