@@ -48,8 +48,8 @@ class Row:
         first_step: seconds to the end of the first step, tracing and compilation included.
         ratio, memory_ratio, first_ratio: these over those of the baseline in the same round; None for
             a baseline.
-        least_ratio: least step time of all rounds over that of the baseline, which other load on the
-            machine changes least; None as for `ratio`.
+        least_ratio: shortest step of all rounds over the shortest of the baseline. Other programs on
+            the machine disturb it least. None as for `ratio`.
         reason: why nothing was measured, or None.
     """
 

@@ -12,7 +12,7 @@ def test_the_pages_searches_count_every_trial(tmp_path, monkeypatch):
     pytest.importorskip("sklearn")
     names = run_blocks("docs/scikit_learn.md", tmp_path, monkeypatch)
     search = names["statement"]
-    assert search.proven.epsilon == pytest.approx(3.0, rel=1e-3) and search.proven.epsilon <= 3.0
+    assert 2.99 < search.proven.epsilon <= 3.0
     alone = names["best"].privacy.spent(1e-4).epsilon
     assert alone < search.proven.epsilon  # the other trial counts
     assert any("Scalers" in each for each in search.assumptions)  # those of a Pipeline

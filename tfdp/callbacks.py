@@ -60,7 +60,7 @@ class EpsilonCurve:
         model: a private model whose training has begun.
         delta: probability in (0, 1), below 1/N; None takes the delta of the model's budget.
         kind: "proven" or "claimed".
-        adjacency: "zero_out", "replace_one" or "add_or_remove_one"; None takes that of the budget, or
+        adjacency: "zero_out", "replace_one" or "add_or_remove_one"; None takes the budget's, or
             "zero_out".
         points: largest number of step counts at which epsilon is computed.
 
@@ -177,7 +177,7 @@ class PrivacyProgress(_Spending):
     Args:
         delta: probability in (0, 1), below 1/N; None takes the delta of the model's budget.
         kind: "proven" or "claimed".
-        adjacency: "zero_out", "replace_one" or "add_or_remove_one"; None takes that of the budget, or
+        adjacency: "zero_out", "replace_one" or "add_or_remove_one"; None takes the budget's, or
             "zero_out".
         name: name of the value in the logs; None takes "epsilon", and "claimed_epsilon" for the claimed
             one.
@@ -284,7 +284,7 @@ class PrivacyTensorBoard(_Spending):
     Args:
         log_dir: directory of the event file, as for `tensorboard --logdir`.
         delta: probability in (0, 1), below 1/N; None takes the delta of the model's budget.
-        adjacency: "zero_out", "replace_one" or "add_or_remove_one"; None takes that of the budget, or
+        adjacency: "zero_out", "replace_one" or "add_or_remove_one"; None takes the budget's, or
             "zero_out".
 
     Raises:

@@ -28,7 +28,7 @@ _OWN = "tfdp_own_seed"  # the attribute of an operation that gives a row its own
 
 
 def seeds_of_rows(seed: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
-    """Returns [rows, 2]: a seed for every row; that of place 0 is `seed` itself.
+    """Returns one seed for each row, integers [rows, 2]. The row at place 0 gets `seed` itself.
 
     Args:
         seed: integers [2], the state of a `keras.random.SeedGenerator`: a seed and a counter.
@@ -44,7 +44,7 @@ def mark_own_seeds(seeds: list, of_lot: list, place: tf.Tensor) -> None:
     Args:
         seeds: the seeds of the row.
         of_lot: the seeds that these were made from.
-        place: int32 scalar: in a vectorized function that of the first row, in a loop that of the row.
+        place: int32 scalar: of the first row in a vectorized function, of the one row in a loop.
     """
     for seed, lot in zip(seeds, of_lot, strict=True):
         setattr(seed.op, _OWN, (lot, place))  # it is freed together with the graph

@@ -294,14 +294,11 @@ def statement(
     """The text of `Statement.of`: five lines, or with `full` all assumptions, reasons and limits.
 
     Args:
-      runs_or_run, delta, adjacency, planned: As in `Statement.of`.
-      full: Whether the text is the full one.
-
-    Args:
       runs_or_run: One run, or all runs on the same data.
       delta: Probability in (0, 1).
       adjacency: "zero_out", "replace_one" or "add_or_remove_one".
       planned: Whether the runs are a plan, of which nothing was executed.
+      full: Whether the text is the full one.
 
     Example:
       >>> from tfdp.accounting import describe, statement

@@ -63,7 +63,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         delete_checkpoint: whether the folder is removed when `fit` has ended.
         delta: that of the epsilon in the notes of an interruption, in (0, 1); None takes that of the
             model's budget, and without one no epsilon is noted.
-        adjacency: that of this epsilon; None takes that of the budget, or "zero_out".
+        adjacency: that of this epsilon; None takes the budget's, or "zero_out".
 
     Attributes:
         restarts: how often the training was resumed, in all processes.

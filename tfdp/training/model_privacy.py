@@ -76,7 +76,7 @@ class ModelPrivacy:
         Args:
             delta: in (0, 1); None takes the delta of the budget.
             kind: "proven" or "claimed".
-            adjacency: "zero_out", "replace_one" or "add_or_remove_one"; None takes that of the budget,
+            adjacency: "zero_out", "replace_one" or "add_or_remove_one"; None takes the budget's,
                 or "zero_out" without a budget.
             max_examples_per_user: the guarantee is for all examples of a user together, who has at
                 most so many.
