@@ -40,4 +40,4 @@ def test_dir_shows_what_a_user_needs():
     assert wanted <= {*dir(optimizer)}
     assert {*dir(optimizer)}.isdisjoint({"add_noise", "tables", "apply_gradients", "release_means"})
     assert {"spent", "statement", "ledger", "steps", "release"} <= {*dir(model.privacy)}
-    assert {*dir(model.privacy)}.isdisjoint({"account", "configure", "feeder"})
+    assert {*dir(model.privacy)}.isdisjoint({"account", "configure", "next_seed"})

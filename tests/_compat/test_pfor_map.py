@@ -170,3 +170,13 @@ def test_known_shapes_are_not_computed():
 
     assert asked(vectorized_map) < asked(tf.vectorized_map)
     equals_a_loop(one, images)
+
+
+def test_a_branch_that_shapes_decide_has_the_gradient_of_a_loop():
+    def one(row):
+        with tf.GradientTape() as tape:
+            tape.watch(row)
+            chosen = tf.cond(tf.shape(row)[0] > 2, lambda: tf.sin(row) * row, lambda: row)
+        return tape.gradient(chosen, row)
+
+    equals_a_loop(one, drawn(4, 3))

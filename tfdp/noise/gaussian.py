@@ -104,8 +104,8 @@ class NoiseSource:
     ) -> list[tf.Tensor]:
         """Draws independent N(0, stddev^2) float32 tensors of the given shapes, in order.
 
-        In a graph, nothing but `draw` and `stddev` is computed before, whatever the context says, so
-        that TensorFlow may draw while it computes gradients. Only large noise waits, for its memory.
+        In a graph, the noise depends on `draw` and `stddev` only, not on control dependencies, so
+        TensorFlow can draw it while it computes gradients. Only large noise waits, to save memory.
 
         Args:
             draw: number of the draw, an int or an int64 scalar tensor. Use each number once.
