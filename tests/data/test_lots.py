@@ -264,7 +264,7 @@ class TestRefusals:
         for bad in (-1.0, np.nan, np.inf):
             weights[2, 1] = bad
             for sample_weight in (weights[:, 1], weights, {"a": np.ones(4), "b": weights}):
-                with pytest.raises(ValueError, match="finite weights"):
+                with pytest.raises(ValueError, match="finite sample weights"):
                     data.make_lots(
                         "poisson", np.zeros(4), np.zeros(4), lot_size=1, sample_weight=sample_weight
                     )

@@ -88,7 +88,7 @@ def test_parts_are_of_the_same_rows():
     train, held_out = source[:15], source[15:]
     assert (len(train), len(held_out), len(source[::-2]), len(train[5:10])) == (15, 5, 10, 5)
     np.testing.assert_array_equal(held_out.rows(np.array([0, 4]))[0], X[[15, 19]])
-    np.testing.assert_array_equal(train[5:10].take(np.array([3, 0, 3]))[0], X[[8, 5, 8]])
+    np.testing.assert_array_equal(train[5:10].rows(np.array([3, 0, 3]))[0], X[[8, 5, 8]])
     np.testing.assert_array_equal(source[::-2].rows(np.array([0, 1]))[0], X[[19, 17]])
     np.testing.assert_array_equal(data.as_source((X, Y))[15:].in_memory()[0], X[15:])
     some = source[np.array([7, 2, 9])]

@@ -32,10 +32,10 @@ from tfdp.data.arrays import all_arrays, each_array
 from tfdp.data.assembly import Assembly
 from tfdp.data.calls import Calls
 from tfdp.data.examples import spec_of
-from tfdp.data.mapping import RowFunction, weighted_row
+from tfdp.data.mapping import RowFunction
 from tfdp.data.people import People
 from tfdp.data.schemes import Scheme
-from tfdp.data.sources import Source, Weighted
+from tfdp.data.sources import Source
 from tfdp.data.words import PEOPLE, VIEWS, Words
 
 # Lots are padded to a multiple of this number of rows if no physical batch size is given.
@@ -214,9 +214,7 @@ class Lots:
             >>> next(iter(lots.as_dataset()))[2].numpy().tolist()
             [1.0, 3.0, 1.0, 3.0]
         """
-        if self.mapped:
-            return self.map(lambda example: weighted_row(example, weights_of), python=True)
-        return self._with(source=Weighted(self.source, weights_of))
+        return self._with(weights_of=weights_of)
 
     def _with(self, **changes) -> "Lots":
         lots = object.__new__(Lots)

@@ -11,7 +11,6 @@ import inspect
 import itertools
 import os
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import numpy as np
@@ -106,14 +105,6 @@ class RowFunction:
             return dataset.batch(number).with_options(options).get_single_element()
 
         return of_rows
-
-
-def weighted_row(example: Any, weights_of: Callable[[Any], np.ndarray]) -> tuple:
-    """Returns one example (x, y) with the weight of its targets, as `sources.Weighted` gives rows."""
-    x, y, weight = keras.utils.unpack_x_y_sample_weight(example)
-    if weight is not None:
-        raise ValueError("Expected class_weight or sample_weight. Received both.")
-    return x, y, np.asarray(weights_of(y[None]), np.float32)[0]
 
 
 # Number of rows that one graph works on at the same time.
