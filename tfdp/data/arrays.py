@@ -5,7 +5,7 @@ floats of any precision become `keras.config.floatx()` in a lot. None stands for
 that is absent, as in Keras.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,12 @@ def each_array(function: Callable, values: Any) -> Any:
 def all_arrays(values: Any) -> list:
     """The arrays in a structure, without None."""
     return [leaf for leaf in tf.nest.flatten(values) if leaf is not None]
+
+
+def with_arrays(values: Any, arrays: Iterable) -> Any:
+    """A structure with other arrays in the places of its own, in the order of `all_arrays`."""
+    left = iter(arrays)
+    return each_array(lambda _: next(left), values)
 
 
 def in_floatx(values: Any) -> Any:
@@ -141,7 +147,7 @@ def texts_as_tensors(values: Any) -> Any:
     )
 
 
-def checked_weights(weights: Any) -> np.ndarray:
+def as_weights(weights: Any) -> np.ndarray:
     """Sample weights as float32, [rows] or [rows, tokens, ...]; ValueError for one that is invalid."""
     weights = np.asarray(weights, np.float32)
     wrong = ~(np.isfinite(weights) & (weights >= 0))

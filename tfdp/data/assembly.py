@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdp.data.arrays import checked_weights
+from tfdp.data.arrays import as_weights
 from tfdp.data.examples import at_places, conformed
 from tfdp.data.mapping import RowFunction
 from tfdp.data.people import People
@@ -148,5 +148,5 @@ def _seeds(hashes):
 def _weighted(weights: np.ndarray | None, share: np.ndarray) -> np.ndarray:
     if weights is None:
         return share
-    weights = checked_weights(weights)
+    weights = as_weights(weights)
     return weights * share.reshape(-1, *[1] * (weights.ndim - 1))

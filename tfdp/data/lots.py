@@ -21,14 +21,16 @@ first row if the lot is empty) with a sample weight of zero, and an example of w
 import dataclasses
 import functools
 import os
+import time
 from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 from tensorflow.autograph.experimental import do_not_convert
 
 from tfdp._validate import whole
-from tfdp.data.arrays import all_arrays, each_array
+from tfdp.data.arrays import all_arrays, with_arrays
 from tfdp.data.assembly import Assembly
 from tfdp.data.calls import Calls
 from tfdp.data.examples import spec_of
@@ -40,6 +42,12 @@ from tfdp.data.words import PEOPLE, VIEWS, Words
 
 # Lots are padded to a multiple of this number of rows if no physical batch size is given.
 _ROUNDING = 8
+# Seconds to read a lot above which there is a warning.
+_SLOW = 0.5
+_SLOW_LOT = (
+    "A lot of %d examples took %.1f s to read. If rows come in blocks or are slow to decode, write "
+    "them once: tfdp.data.cached(source, folder)."
+)
 
 
 class Lots:
@@ -316,8 +324,7 @@ class Lots:
             return all_arrays(lot)
 
         def packed(*columns):
-            left = iter(columns)
-            return each_array(lambda _: next(left), spec)
+            return with_arrays(spec, columns)
 
         dataset = self._computed(rows, all_arrays(spec), turn, start, order, packed)
         # Declares that the dataset is infinite, so that a trainer can require a number of steps.
@@ -345,7 +352,13 @@ class Lots:
             return np.int64(words.new_stream())
 
         def columns_of(stream, step):
-            return self._calls.call(lot, int(stream), int(step), words)
+            began = time.perf_counter()
+            columns = self._calls.call(lot, int(stream), int(step), words)
+            seconds = time.perf_counter() - began
+            # The first lot of an iterator opens files and traces functions.
+            if step > start and seconds > _SLOW and self.in_memory() is None:
+                logging.log_first_n(logging.WARNING, _SLOW_LOT, 1, self.lot_size, seconds)
+            return columns
 
         def compute(stream, step):
             columns = tf.numpy_function(columns_of, [stream, step], [spec.dtype for spec in specs])

@@ -1,19 +1,16 @@
 """`make_lots`: lots of a named sampling scheme from arrays or any other source of examples."""
 
 import os
-import time
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
-from absl import logging
 
 from tfdp._validate import one_of
 from tfdp.data.lots import Lots
 from tfdp.data.people import People
 from tfdp.data.reading import read_dataset
 from tfdp.data.schemes import SCHEMES
-from tfdp.data.sources import Source, as_source
+from tfdp.data.sources import as_source
 
 
 def make_lots(
@@ -108,7 +105,6 @@ def make_lots(
     elif cache is not None:
         raise ValueError("cache goes with a tf.data.Dataset. Leave it out.")
     source = as_source(x, y, sample_weight)
-    _warn_if_blocked(source, lot_size)
     people = _people(privacy_ids, examples_per_person, len(source))
     own = {"groups": groups, "nominal_examples": nominal_examples, "keep_last": keep_last or None}
     scheme = SCHEMES[sampling](
@@ -126,30 +122,6 @@ def make_lots(
         augmentations=augmentations,
         people=people,
     )
-
-
-def _warn_if_blocked(source: Source, lot_size: int) -> None:
-    """Warns of a source whose rows come in blocks, each of which is read for a single row."""
-    rows = min(_TRIED, len(source))
-    if source.in_memory() is not None or rows < _TRIED:
-        return
-    times = []
-    for indices in (np.arange(rows), np.arange(rows), np.arange(rows) * (len(source) // rows)):
-        started = time.perf_counter()
-        source.read(indices)
-        times.append(time.perf_counter() - started)
-    _, together, apart = times  # the first one opened files
-    if apart > 0.02 and apart > 5 * together:
-        logging.warning(
-            "A lot of %d rows may take %.1f s to read: rows of this source come in blocks, and "
-            "%d rows from all over it took %.2f s, and %.3f s from one place. Write them once, as "
-            "arrays: tfdp.data.cached(source, folder).",
-            *(lot_size, apart / rows * lot_size, rows, apart, together),
-        )
-
-
-# Number of rows that are read to see whether rows come in blocks.
-_TRIED = 32
 
 
 def _people(privacy_ids, examples_per_person, rows) -> People | None:

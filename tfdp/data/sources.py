@@ -25,7 +25,7 @@ import tensorflow as tf
 from tfdp.data.arrays import (
     all_arrays,
     as_arrays,
-    checked_weights,
+    as_weights,
     common_length,
     each_array,
 )
@@ -142,7 +142,7 @@ class Columns(Source):
     def __init__(self, x: Any, y: Any = None, sample_weight: Any = None):
         x, y = as_arrays(x, "x"), as_arrays(y, "y")
         if sample_weight is not None:
-            sample_weight = each_array(checked_weights, as_arrays(sample_weight, "sample_weight"))
+            sample_weight = each_array(as_weights, as_arrays(sample_weight, "sample_weight"))
         self._length = common_length(x, y, sample_weight)
         self._columns = (x, y, sample_weight)
 
@@ -170,6 +170,11 @@ class Records(Source):
     """
 
     def __init__(self, records: Any, keys: Any = None):
+        if _repeats(records):
+            raise ValueError(
+                "The source repeats its rows, so each would count several times as another example. "
+                "Leave out repeat(): lots do not run out."
+            )
         self._records, self._keys = records, keys
 
     def __len__(self) -> int:
@@ -273,6 +278,12 @@ class Mapped(Source):
     def read(self, indices: np.ndarray) -> tuple:
         seeds = np.zeros((len(indices), 2), np.int32)
         return self._function(self._source.read(indices), seeds, indices)
+
+
+def _repeats(records) -> bool:
+    """Whether a `grain.MapDataset` was made by `repeat`; Grain may not be installed."""
+    parents = getattr(records, "_parents", ())
+    return type(records).__name__ == "RepeatMapDataset" or any(map(_repeats, parents))
 
 
 def is_source(x: Any) -> bool:
