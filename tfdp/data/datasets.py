@@ -6,6 +6,7 @@ a release that the accounting does not include.
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +30,7 @@ class Dataset:
         input_shape: shape of one example; () for texts.
         source: where the data comes from.
         preprocessing: one sentence that describes the preprocessing.
+        encoder: of a table, the Keras model from its columns to the inputs; else None.
 
     Example:
         >>> import tfdp
@@ -48,6 +50,7 @@ class Dataset:
     input_shape: tuple[int, ...]
     source: str
     preprocessing: str
+    encoder: Any = None
 
 
 DATASETS: dict[str, Spec | None] = {

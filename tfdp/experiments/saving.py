@@ -45,7 +45,7 @@ def run_into(
         if folder.unfinished not in str(error):
             raise
         raise folder.not_written(error) from error
-    folder.commit(record(result), card(result), functools.partial(export, result.model))
+    folder.commit(record(result), card(result), functools.partial(export, result.release))
     return result
 
 
