@@ -1,5 +1,6 @@
 """`make_lots`: lots of a named sampling scheme from arrays or any other source of examples."""
 
+import dataclasses
 import os
 from typing import Any
 
@@ -87,32 +88,24 @@ def make_lots(
         ('fixed_size', 8)
     """
     one_of("sampling", sampling, SCHEMES)
-    if (groups is None) == (sampling == "cyclic_poisson"):
+    kind = SCHEMES[sampling]
+    given = {"groups": groups, "nominal_examples": nominal_examples, "keep_last": keep_last or None}
+    own = {name: value for name, value in given.items() if value is not None}
+    if foreign := sorted(own.keys() - {field.name for field in dataclasses.fields(kind)}):
         raise ValueError(
-            "Invalid value received for argument `groups`. Expected an integer with sampling "
-            f"'cyclic_poisson', and None with any other. Received: {groups!r} with {sampling!r}"
+            f"Sampling {sampling!r} has no setting `{foreign[0]}`. Leave it out, or use sampling "
+            f"'{_SAMPLING_OF[foreign[0]]}'."
         )
-    if nominal_examples is not None and sampling != "poisson":
-        raise ValueError(
-            "Invalid value received for argument `nominal_examples`. Expected None with sampling "
-            f"{sampling!r}, whose lots depend on the real number of examples. Received: "
-            f"{nominal_examples}. Use sampling 'poisson', or leave it out."
-        )
-    if keep_last and sampling != "cyclic":
-        raise ValueError(f"keep_last goes with sampling 'cyclic'. Received it with {sampling!r}.")
+    if sampling == "cyclic_poisson" and groups is None:
+        raise ValueError("Sampling 'cyclic_poisson' needs `groups`, the number of groups.")
     if isinstance(x, tf.data.Dataset):
         x = read_dataset(x, cache)
     elif cache is not None:
         raise ValueError("cache goes with a tf.data.Dataset. Leave it out.")
     source = as_source(x, y, sample_weight)
     people = _people(privacy_ids, examples_per_person, len(source))
-    own = {"groups": groups, "nominal_examples": nominal_examples, "keep_last": keep_last or None}
-    scheme = SCHEMES[sampling](
-        available=len(source) if people is None else people.count,
-        lot_size=lot_size,
-        unit_size=microbatch_size,
-        **{name: value for name, value in own.items() if value is not None},
-    )
+    available = len(source) if people is None else people.count
+    scheme = kind(available=available, lot_size=lot_size, unit_size=microbatch_size, **own)
     return Lots(
         scheme,
         source,
@@ -122,6 +115,10 @@ def make_lots(
         augmentations=augmentations,
         people=people,
     )
+
+
+# The sampling scheme that a setting belongs to.
+_SAMPLING_OF = {"groups": "cyclic_poisson", "nominal_examples": "poisson", "keep_last": "cyclic"}
 
 
 def _people(privacy_ids, examples_per_person, rows) -> People | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tfdp.data import datasets
+from tfdp.data.datasets import DATASETS, Dataset, check_name
 from tfdp.experiments import tables
 
 KINDS = ("folder", "csv")
@@ -36,7 +36,7 @@ def kind_of(dataset: str) -> str | None:
     """Returns what the examples are: "images", "rows", "texts", "tables" or, if unknown, None."""
     kind, path = place_of(dataset)
     if kind is None:
-        return datasets.kind_of(path)
+        return DATASETS[path].kind if path in DATASETS else None
     if kind == "csv":
         return "tables"
     if not os.path.isdir(path):
@@ -48,7 +48,7 @@ def check_settings(experiment) -> None:
     """Raises ValueError for settings that a data set of the user does not go with."""
     kind, path = place_of(experiment.dataset)
     if kind is None:
-        datasets.check_name(path)
+        check_name(path)
         return
     if not path:
         raise ValueError(f"Expected --dataset={kind}:PATH. Received {experiment.dataset!r}.")
@@ -79,7 +79,7 @@ def check_files(experiment) -> None:
         raise ValueError("--test names the training examples. Name others, or leave it out.")
 
 
-def load(experiment) -> datasets.Dataset:
+def load(experiment) -> Dataset:
     """Loads the data of a user into memory.
 
     Raises:
@@ -101,7 +101,7 @@ def load(experiment) -> datasets.Dataset:
             raise ValueError(f"Expected the classes {classes} in --test. Received {of_test}.")
         parts = x, y, x_test, y_test
         where = f"{path}, tested on {experiment.test}"
-    return datasets.Dataset(
+    return Dataset(
         experiment.dataset,
         *parts,
         num_classes=len(classes),

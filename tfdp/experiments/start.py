@@ -70,7 +70,7 @@ def _source(dataset: str) -> str:
     if kind is not None:
         return os.path.realpath(path)
     spec = DATASETS.get(dataset)
-    return ((spec.builder if spec else None) or dataset).partition(":")[0]
+    return ((spec and spec.builder) or dataset).partition(":")[0]
 
 
 def load(model: keras.Model, path: str) -> tuple[str, ...]:
