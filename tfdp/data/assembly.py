@@ -31,7 +31,7 @@ class Assembly:
         available: number of examples (or people) that units consist of.
         unit_size: number of neighbours in a unit.
         augmentations: number of views of each example.
-        people: whose each example is, where units are people; or None.
+        people: the person of each example, where units are people; or None.
         functions: what is applied to each example.
         weights_of: gives the weights of targets [rows, ...], in place of weights of the source.
     """

@@ -108,17 +108,16 @@ class Lots:
         people: People | None = None,
     ):
         augmentations = whole("augmentations", augmentations, 1)
-        self.scheme, self.process_id = scheme, os.getpid()
+        self._scheme, self.process_id = scheme, os.getpid()
         self._assembly = Assembly(source, scheme.available, scheme.unit_size, augmentations, people)
         seed = whole("seed", seed, 0, optional=True)
-        self.seeded = seed is not None
+        self._seeded = seed is not None
         self._words = Words.of_seed(seed)
         # What random functions draw is as secret as the noise, so no seed makes it known.
         self._view_words = Words.of_seed(None)
         self._calls = Calls()
         self._row_multiple = whole("row_multiple", row_multiple, 1, optional=True)
         self._set_sizes(whole("physical_batch_size", physical_batch_size, 1, optional=True))
-        self._closed = True
 
     def _set_sizes(self, physical_batch_size):
         unit = self.scheme.unit_size * self.views
@@ -138,14 +137,6 @@ class Lots:
         self.physical_batch_size = min(physical_batch_size, round_up(rows, _ROUNDING * self.views))
         self.padded_size = round_up(rows, self.physical_batch_size)
 
-    def __setattr__(self, name, value):
-        if self.__dict__.get("_closed"):
-            raise AttributeError(
-                f"Lots.{name} says how lots are drawn, and the accounting relies on it, so it cannot "
-                "be assigned. Call make_lots(...) with other arguments."
-            )
-        super().__setattr__(name, value)
-
     def __reduce__(self):
         raise TypeError(
             "Lots hold the secret that they are drawn with, and a copy would draw the same ones again. "
@@ -159,6 +150,8 @@ class Lots:
             f"seeded={self.seeded})"
         )
 
+    scheme = property(lambda self: self._scheme)
+    seeded = property(lambda self: self._seeded)
     sampling = property(lambda self: self.scheme.sampling)
     num_examples = property(lambda self: self.scheme.num_examples)
     available_examples = property(lambda self: self.scheme.available)
@@ -303,7 +296,7 @@ class Lots:
             turn: the group that the first lot comes from, if groups take turns.
             start: number of lots that are left out at the beginning.
             order: secret of `new_order`, with which every iterator draws the same lots, for a training
-                that goes on in another process. None gives every iterator draws of its own.
+                that is resumed in another process. None gives every iterator draws of its own.
 
         Returns:
             A `tf.data.Dataset` with this object as its attribute `tfdp_lots`.

@@ -63,7 +63,7 @@ def make_lots(
         cache: folder for the examples of a `tf.data.Dataset`; None keeps them in memory.
         augmentations: K, number of views of each example, which `Lots.map` makes: their gradients are
             averaged, and the average is clipped (De et al. 2022, section 3.2). Rows count views.
-        privacy_ids: whose each example is: an integer or text for each. Then people are drawn; N, L and
+        privacy_ids: the person of each example, as integers or texts. Then people are drawn; N, L and
             `nominal_examples` count people, and the guarantee is one for a person.
         examples_per_person: k, with `privacy_ids`: the largest number of a person's examples in a lot,
             chosen at random; they are averaged and clipped as one.
@@ -125,8 +125,8 @@ def _people(privacy_ids, examples_per_person, rows) -> People | None:
     if (privacy_ids is None) != (examples_per_person is None):
         missing = "privacy_ids" if privacy_ids is None else "examples_per_person"
         raise ValueError(
-            f"{missing} is missing. privacy_ids says whose each example is, and examples_per_person=4, "
-            "say, how many of a person's examples enter a lot at most. Pass both or none."
+            f"{missing} is missing. privacy_ids names the person of each example, and "
+            "examples_per_person limits a person's examples in a lot. Pass both or none."
         )
     if privacy_ids is None:
         return None

@@ -1,4 +1,4 @@
-"""What is publicly known about a data set of `tensorflow_datasets` before a record of it is read."""
+"""Public facts about data sets of `tensorflow_datasets`, known before a record is read."""
 
 import dataclasses
 import importlib
@@ -37,7 +37,7 @@ class Spec:
 
     @property
     def preprocessing(self) -> str:
-        """One sentence about what becomes of an example."""
+        """One sentence about how an example is prepared."""
         if self.row:
             return (
                 f"Every text is cut into rows of {self.row} bytes, and what is left of it is dropped. "

@@ -45,7 +45,7 @@ def kind_of(dataset: str) -> str | None:
 
 
 def check_settings(experiment) -> None:
-    """Raises ValueError for settings that a data set of the user does not go with."""
+    """Raises ValueError for settings that do not fit the user's data."""
     kind, path = place_of(experiment.dataset)
     if kind is None:
         check_name(path)

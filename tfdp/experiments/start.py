@@ -119,7 +119,7 @@ def _shapes(layer) -> list[tuple]:
 
 
 def layers_with_weights(model: keras.Model) -> list[keras.Layer]:
-    """Returns the layers of a network that have weights, in order, and not those that hold layers."""
+    """Returns the layers with weights of their own, in order, also those inside other layers."""
     found = []
     for layer in model.layers:
         if isinstance(layer, PublicExamples):
