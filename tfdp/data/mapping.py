@@ -84,7 +84,7 @@ class RowFunction:
 
     @functools.cached_property
     def _traced(self):
-        return tf.function(self._called, reduce_retracing=True)
+        return tf.function(self._called, reduce_retracing=True, autograph=False)
 
     @functools.cached_property
     def _of_rows(self):
