@@ -1,6 +1,7 @@
 """Command line: `python -m benchmarks --models=mlp --lots=256 --json=FILE`."""
 
 import argparse
+import functools
 import math
 import sys
 import time
@@ -11,7 +12,7 @@ from absl import logging
 
 from benchmarks import gpu, gpu_report, report, suites, summary
 from benchmarks.environments import NoEnvironment, interpreter
-from benchmarks.measure import measure
+from benchmarks.measure import measure, steadily
 from benchmarks.results import Results
 from benchmarks.subjects import LOTS, MODELS, PEERS, REALISTIC, family_of
 
@@ -147,7 +148,9 @@ def _measure(flags, spec, results, suite):
             record = {"unsupported": str(reason)}
         else:
             limits = {"timeout": flags.timeout, "memory_gib": flags.memory_gib}
-            (record,) = measure(python, family, spec, [{**point, **suite.rest(point)}], **limits)
+            given = (python, family, spec, [{**point, **suite.rest(point)}])
+            run = functools.partial(measure, *given, **limits)
+            record = steadily(lambda run=run: run()[0], summary.least_fixed_ms(results.content))
         results.add(suite.section, point, record)
         seen = f"{record['step_ms']:.2f} ms" if "step_ms" in record else str(record)
         named = " ".join(str(value) for name, value in point.items() if name != "round")

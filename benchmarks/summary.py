@@ -1,8 +1,10 @@
 """Summarizes records as one row per (model, lot, subject): medians, spreads and ratios."""
 
 import dataclasses
+import math
 import statistics
 
+from benchmarks.measure import STEADY
 from benchmarks.results import REASONS
 from benchmarks.subjects import LABELS, MODELS, REALISTIC, family_of
 
@@ -46,6 +48,8 @@ class Row:
         first_step: seconds to the end of the first step, tracing and compilation included.
         ratio, memory_ratio, first_ratio: these over those of the baseline in the same round; None for
             a baseline.
+        least_ratio: least step time of all rounds over that of the baseline, which other load on the
+            machine changes least; None as for `ratio`.
         reason: why nothing was measured, or None.
     """
 
@@ -59,6 +63,7 @@ class Row:
     memory_ratio: Spread | None
     first_step: Spread | None
     first_ratio: Spread | None
+    least_ratio: float | None
     reason: str | None
 
 
@@ -85,7 +90,33 @@ def _row(key, cells):
         for over in (None, plain)
     ]
     rounds = sum("step_ms" in record for record in records)
-    return Row(model, lot, subject, rounds, *spreads, None if rounds else reason_of(records[0]))
+    own, others = ([r["min_ms"] for r in each if "min_ms" in r] for each in (records, plain))
+    least = min(own) / min(others) if own and others else None
+    reason = None if rounds else reason_of(records[0])
+    return Row(model, lot, subject, rounds, *spreads, least, reason)
+
+
+def least_fixed_ms(content: dict) -> float:
+    """Returns the least time of the fixed computation in a file of results, or infinity."""
+    sections = [value for value in content.values() if isinstance(value, list)]
+    records = [record for section in sections for record in section if isinstance(record, dict)]
+    return min((t for r in records for t in r.get("fixed_ms", ())), default=math.inf)
+
+
+def conditions(content: dict) -> str:
+    """Returns a sentence about load and speed of the machine beside the measured steps."""
+    measured = [record for record in content.get("records", []) if "step_ms" in record]
+    loads = [record["load"] for record in measured if "load" in record]
+    found = f"Load average before a measurement {min(loads)} to {max(loads)}. " if loads else ""
+    slowest = [max(record["fixed_ms"]) for record in measured if "fixed_ms" in record]
+    if not slowest:
+        return found + "The speed of the machine was not recorded."
+    least = least_fixed_ms(content)
+    steady = sum(time <= STEADY * least for time in slowest)
+    return (
+        f"{found}A fixed computation before and after took {least:g} to {max(slowest):g} ms; "
+        f"{steady} of {len(measured)} measurements were within a tenth of its least time."
+    )
 
 
 def reason_of(record: dict) -> str:

@@ -304,11 +304,11 @@ def the_accounting_assumes_a_smaller_probability(chance, self):
 
 
 @fault(
-    "training.feed:feed_of_lots",
+    "training.feed:Feed.insecure_seed",
     "training/test_feed.py::test_a_users_seed_proves_nothing_where_the_proof_needs_secret_lots",
 )
-def a_users_seed_of_lots_counts_as_secret(feed, *given):
-    return dataclasses.replace(feed(*given), insecure_seed=False)
+def a_users_seed_of_lots_counts_as_secret(seeded, feed):
+    return False
 
 
 AFTER_A_CRASH = (

@@ -233,7 +233,7 @@ def test_nothing_spent_is_said_with_what_it_assumes():
         tfdp.make_private(model, start=start)
         guarantee = model.privacy.spent()
         assert (guarantee.epsilon, guarantee.adjacency) == (0.0, "replace_one")
-        assert words in guarantee.assumptions[0] and words in model.privacy.statement()
+        assert words in guarantee.assumptions[0] and words in model.privacy.statement(full=True)
 
 
 def test_weights_that_are_loaded_after_a_declaration_are_declared(tmp_path):

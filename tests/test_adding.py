@@ -68,6 +68,6 @@ def test_what_the_page_adds_passes_its_tests(followed):
 def test_the_mechanism_is_known_to_the_command_line(followed):
     said = run(
         followed[0], "tfdp.accounting", "--mechanism=rounded_dpsgd", "--num_examples=1000",
-        "--lot_size=50", "--steps=10", "--noise_multiplier=2", "--delta=1e-5",
+        "--lot_size=50", "--steps=10", "--noise_multiplier=2", "--delta=1e-5", "--full",
     )  # fmt: skip
     assert "rounded after the noise" in said

@@ -115,6 +115,11 @@ def test_another_keras_is_named_before_it_is_used(tmp_path, room, backend, versi
     assert says in done.stderr
 
 
+def test_windows_is_refused_in_words():
+    done = run("import sys; sys.platform = 'win32'; import tfdp.training")
+    assert "ImportError: tfdp runs on Linux and macOS" in done.stderr
+
+
 def test_public_names_exist():
     for name in tfdp.__all__:
         assert getattr(tfdp, name) is not None

@@ -47,12 +47,22 @@ def test_epsilon_in_the_logs_is_that_of_the_steps_so_far():
     assert history["epsilon"][-1] > expected[3]
 
 
-def scalars(folder):
+def events_in(folder):
     events = EventAccumulator(str(folder))
     events.Reload()
+    return events
+
+
+def tags(folder):
+    return events_in(folder).Tags()["tensors"]
+
+
+def scalars(folder):
+    events = events_in(folder)
     return {
         tag: [float(tf.make_ndarray(e.tensor_proto)) for e in events.Tensors(tag)]
-        for tag in events.Tags()["tensors"]
+        for tag in tags(folder)
+        if tag != "privacy/picture"
     }
 
 
@@ -66,6 +76,17 @@ def test_tensorboard_gets_the_named_scalars(tmp_path):
         runs = [vary(run, steps=steps) for steps in (2, 4)]
         expected = [guarantee(run, DELTA, "replace_one").epsilon for run in runs]
         assert values[f"privacy/epsilon_{kind}"] == pytest.approx(expected, rel=rounding(1))
+
+
+def test_tensorboard_and_plot_show_what_was_spent_and_clipped(tmp_path):
+    pytest.importorskip("matplotlib")
+    model = small(budget=PrivacyBudget(60.0, DELTA))
+    train(model, epochs=2, callbacks=[PrivacyTensorBoard(tmp_path)])
+    epsilon, _, clipped = model.privacy.plot().axes
+    assert epsilon.lines[0].get_ydata()[-1] == model.privacy.spent().epsilon
+    assert list(clipped.lines[0].get_xdata()) == [2, 4]
+    assert len(model.privacy.plot(clipping=False).axes) == 2  # for a release
+    assert "privacy/picture" in tags(tmp_path)
 
 
 def test_stop_at_budget_ends_fit_without_an_error():

@@ -65,8 +65,8 @@ def test_a_broken_link_is_found(tmp_path):
     "name",
     [
         "README.md",
-        "docs/python.md",
-        "docs/data.md",
+        *(f"docs/{page}.md" for page in ["start", "epsilon", "budgets", "own_code", "data"]),
+        *(f"docs/{page}.md" for page in ["images", "text", "tables", "time_series"]),
         pytest.param("docs/audit.md", marks=pytest.mark.slow),
         pytest.param("docs/migrating.md", marks=pytest.mark.slow),
     ],

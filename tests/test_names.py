@@ -1,5 +1,6 @@
 """Public names of the package, and those of TensorFlow Privacy that mean the same."""
 
+import keras
 import pytest
 
 import tfdp
@@ -30,3 +31,13 @@ def test_dir_shows_the_public_names():
     shown = dir(tfdp)
     assert {n for n in shown if not n.startswith("__")} == {*tfdp.__all__}
     assert "__version__" in shown
+
+
+def test_dir_shows_what_a_user_needs():
+    model = tfdp.make_private(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
+    optimizer = tfdp.SIDPSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0)
+    wanted = {"learning_rate", "l2_norm_clip", "noise_multiplier", "momentum", "iterations"}
+    assert wanted <= {*dir(optimizer)}
+    assert {*dir(optimizer)}.isdisjoint({"add_noise", "tables", "apply_gradients", "release_means"})
+    assert {"spent", "statement", "ledger", "steps", "release"} <= {*dir(model.privacy)}
+    assert {*dir(model.privacy)}.isdisjoint({"account", "configure", "feeder"})

@@ -85,7 +85,14 @@ def test_the_main_job_keeps_its_proven_budget_and_learns(tmp_path, script, capfd
     assert "\x1b" not in output
     assert read_record(folder) == record
     assert names(folder.parent) == ["result"]
-    assert names(folder) == ["model.keras", "model_card.md", "run.json", "tensorboard"]
+    assert names(folder) == [
+        "model.keras",
+        "model_card.md",
+        "privacy.png",
+        "run.json",
+        "tensorboard",
+    ]
+    assert "(privacy.png)" in (folder / "model_card.md").read_text()
     with zipfile.ZipFile(folder / "model.keras") as archive:
         assert b"tfdp" not in archive.read("config.json")  # the release loads without tfdp
     events = EventAccumulator(str(folder / "tensorboard"))
@@ -116,7 +123,7 @@ def test_every_mechanism_is_trained_to_a_proven_epsilon_of_two(tmp_path, script,
     assert (record["settings"]["mechanism"], record["steps"]) == (mechanism, 3)
     assert 1.9 < record["proven"]["epsilon"] <= 2.0
     for kind in ("claimed", "proven"):
-        assert f"{format_epsilon(record[kind]['epsilon'])}, delta = 1e-05" in said
+        assert f"{format_epsilon(record[kind]['epsilon'])} at delta 1e-05" in said
 
 
 def test_a_claimed_budget_shows_the_larger_proven_epsilon(tmp_path, script, capsys):

@@ -77,6 +77,10 @@ class TestOthers:
     def test_none_of(self, value):
         refused(check.one_of, value, ("a", "b"), says="'a', 'b'")
 
+    def test_the_nearest_is_named(self):
+        with pytest.raises(ValueError, match="Did you mean 'ghost'"):
+            check.one_of("engine", "gohst", ("auto", "ghost"))
+
     def test_text(self):
         assert check.text("NAME", "text") == "text"
         for value in ("", "\n", None, 3, b"text"):

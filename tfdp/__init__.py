@@ -16,83 +16,64 @@ Example:
     nothing (zero_out).
 """
 
-import importlib
+from typing import TYPE_CHECKING
 
-from tfdp import _registration
+from tfdp import _lazy, _registration
 
 __version__ = "0.1.0"
 
-_PUBLIC = {
-    "from_preset": "tfdp.training.dp_model",
-    "make_private": "tfdp.training.dp_model",
-    "make_private_with_epsilon": "tfdp.training.calibrated",
-    "PrivacyBudget": "tfdp.accounting",
-    "DPKerasOptimizer": "tfdp.optimizers",
-    "DPKerasSGDOptimizer": "tfdp.optimizers",
-    "DPKerasAdamOptimizer": "tfdp.optimizers",
-    "DPDropoutOptimizer": "tfdp.optimizers",
-    "SGLDOptimizer": "tfdp.optimizers",
-    "SIDPSGDOptimizer": "tfdp.optimizers",
-    "MatrixDPSGDOptimizer": "tfdp.optimizers",
-    "DiscreteSGDOptimizer": "tfdp.optimizers",
-    "VectorizedDPKerasAdagradOptimizer": "tfdp.optimizers",
-    "VectorizedDPKerasAdamOptimizer": "tfdp.optimizers",
-    "VectorizedDPKerasSGDOptimizer": "tfdp.optimizers",
-    "make_dp_optimizer_class": "tfdp.optimizers",
-    "per_example_gradients": "tfdp.gradients",
-    "compute_dp_sgd_privacy": "tfdp.accounting",
-    "compute_dp_sgd_privacy_statement": "tfdp.accounting",
-    "export": "tfdp.training.export",
-    "fix": "tfdp.training.repair",
-}
-_ROOMS = (
-    "accounting",
-    "auditing",
-    "callbacks",
-    "data",
-    "gradients",
-    "layers",
-    "models",
-    "noise",
-    "optimizers",
-)
+if TYPE_CHECKING:
+    from tfdp import accounting as accounting
+    from tfdp import auditing as auditing
+    from tfdp import callbacks as callbacks
+    from tfdp import data as data
+    from tfdp import gradients as gradients
+    from tfdp import layers as layers
+    from tfdp import models as models
+    from tfdp import noise as noise
+    from tfdp import optimizers as optimizers
+    from tfdp.accounting.ledger import PrivacyBudget as PrivacyBudget
+    from tfdp.accounting.tensorflow_privacy import compute_dp_sgd_privacy as compute_dp_sgd_privacy
+    from tfdp.accounting.tensorflow_privacy import (
+        compute_dp_sgd_privacy_statement as compute_dp_sgd_privacy_statement,
+    )
+    from tfdp.gradients.per_example import per_example_gradients as per_example_gradients
+    from tfdp.optimizers.discrete_sgd import DiscreteSGDOptimizer as DiscreteSGDOptimizer
+    from tfdp.optimizers.dp_dropout import DPDropoutOptimizer as DPDropoutOptimizer
+    from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer as DPKerasOptimizer
+    from tfdp.optimizers.factory import DPKerasAdagradOptimizer as DPKerasAdagradOptimizer
+    from tfdp.optimizers.factory import DPKerasAdamOptimizer as DPKerasAdamOptimizer
+    from tfdp.optimizers.factory import DPKerasSGDOptimizer as DPKerasSGDOptimizer
+    from tfdp.optimizers.factory import make_dp_optimizer_class as make_dp_optimizer_class
+    from tfdp.optimizers.matrix import MatrixDPSGDOptimizer as MatrixDPSGDOptimizer
+    from tfdp.optimizers.sgld import SGLDOptimizer as SGLDOptimizer
+    from tfdp.optimizers.si_dpsgd import SIDPSGDOptimizer as SIDPSGDOptimizer
+    from tfdp.training.calibrated import make_private_with_epsilon as make_private_with_epsilon
+    from tfdp.training.dp_model import from_preset as from_preset
+    from tfdp.training.dp_model import make_private as make_private
+    from tfdp.training.export import export as export
+    from tfdp.training.repair import fix as fix
 
-__all__ = [*_PUBLIC, *_ROOMS]
+    # TensorFlow Privacy's names.
+    VectorizedDPKerasAdagradOptimizer = DPKerasAdagradOptimizer
+    VectorizedDPKerasAdamOptimizer = DPKerasAdamOptimizer
+    VectorizedDPKerasSGDOptimizer = DPKerasSGDOptimizer
+    make_keras_generic_optimizer_class = make_dp_optimizer_class
+    make_keras_optimizer_class = make_dp_optimizer_class
+    make_vectorized_keras_optimizer_class = make_dp_optimizer_class
+else:
+    _imported, __dir__, __all__ = _lazy.importing(__name__)
 
-
-# TensorFlow Privacy's names of what is called otherwise here.
-_SYNONYMS = {
-    "make_keras_generic_optimizer_class": "make_dp_optimizer_class",
-    "make_keras_optimizer_class": "make_dp_optimizer_class",
-    "make_vectorized_keras_optimizer_class": "make_dp_optimizer_class",
-}
-_MAKE_PRIVATE = (
-    ": use model = tfdp.make_private(model) of any keras.Model, also of a class of your own, and "
-    "compile it with tfdp.DPKerasSGDOptimizer or the like."
-)
-
-
-def __getattr__(name):
-    if name in _SYNONYMS:
-        value = __getattr__(_SYNONYMS[name])
-    elif name in _PUBLIC:
-        value = getattr(importlib.import_module(_PUBLIC[name]), name)
-    elif name in _ROOMS:
-        value = importlib.import_module(f"tfdp.{name}")
-    elif name.endswith("Optimizer") and not name.startswith("_"):
-        value = getattr(importlib.import_module("tfdp.optimizers"), name)
-    else:
-        from tfdp._validate import did_you_mean  # which imports NumPy
-
-        asks = name in ("DPModel", "DPSequential", "PrivacyEngine")
-        remedy = _MAKE_PRIVATE if asks else f".{did_you_mean(name, __all__)}"
-        raise AttributeError(f"module 'tfdp' has no attribute {name!r}{remedy}")
-    globals()[name] = value
-    return value
-
-
-def __dir__():
-    return [*__all__, "__version__"]
+    def __getattr__(name):
+        if name in ("DPModel", "DPSequential", "PrivacyEngine"):
+            raise AttributeError(
+                f"module 'tfdp' has no attribute {name!r}: use model = tfdp.make_private(model) of any "
+                "keras.Model, also of a class of your own, and compile it with "
+                "tfdp.DPKerasSGDOptimizer or the like."
+            )
+        if name not in __all__ and name.endswith("Optimizer") and not name.startswith("_"):
+            return getattr(_imported("optimizers"), name)
+        return _imported(name)
 
 
 _registration.register_with_keras()

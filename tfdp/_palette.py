@@ -1,3 +1,42 @@
-"""Colours of all plots: hues of the palette of Okabe and Ito, which is safe for the colour-blind."""
+"""What all plots share: colours, frames and the import of matplotlib.
+
+The colours are hues of the palette of Okabe and Ito, which is safe for the colour-blind. Lines differ
+in their style, too, so that a plot can be read in black and white.
+"""
+
+import io
+from typing import Any
 
 PROVEN, CLAIMED, ATTACK, GREY = "#0072B2", "#D55E00", "#009E73", "#666666"
+
+
+def new_figure(width: float, height: float, rows: int = 1) -> tuple[Any, list]:
+    """A figure that notebooks show, and its axes from top to bottom; `savefig` writes it to a file.
+
+    Args:
+        width, height: in inches.
+        rows: number of axes.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            "Plots need matplotlib, which is not installed. Install it: pip install 'tfdp[plot]'."
+        ) from error
+
+    class Picture(Figure):
+        def _repr_png_(self) -> bytes:
+            file = io.BytesIO()
+            self.savefig(file, format="png", dpi=150)
+            return file.getvalue()
+
+    figure = Picture(figsize=(width, height), layout="constrained")
+    axes = figure.subplots(rows, 1, squeeze=False)[:, 0]
+    for axis in axes:
+        axis.grid(color="#dddddd", linewidth=0.6)
+        axis.set_axisbelow(True)
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, [*axes]

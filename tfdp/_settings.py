@@ -8,13 +8,16 @@ This module imports neither TensorFlow nor Keras.
 """
 
 import dataclasses
+import re
 import sys
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from absl import flags
 
+import tfdp
 from tfdp._validate import did_you_mean
 
 # The interval of a setting that declares none.
@@ -25,6 +28,7 @@ _DEFINE: dict[type, Callable[..., Any]] = {
     float: flags.DEFINE_float,
     str: flags.DEFINE_string,
 }
+_VERSION = {"--version", "-version"}
 # The words that ask for the help text.
 _HELP = {"--help", "-help", "-h", "-?", "--helpshort"}
 
@@ -168,7 +172,7 @@ def define(settings: Mapping[str, Setting], flag_values: flags.FlagValues = flag
 def parse(
     argv: Sequence[str], doc: str | None = None, flag_values: flags.FlagValues = flags.FLAGS
 ) -> list[str]:
-    """Parses flags; with --help, prints the flags by groups, and exits.
+    """Parses flags; with --help or --version, prints that and exits.
 
     Args:
         argv: the command line, with the name of the program.
@@ -181,6 +185,9 @@ def parse(
     Raises:
         ValueError: a flag is unknown or has a value of another type.
     """
+    if _VERSION & {*argv}:
+        print(f"tfdp {tfdp.__version__}")
+        sys.exit(0)
     try:
         words = flag_values([word for word in argv if word not in _HELP])
     except flags.UnrecognizedFlagError as error:
@@ -190,9 +197,15 @@ def parse(
         raise ValueError(str(error)) from error
     if _HELP & {*argv}:
         groups = [name for name in flag_values.flags_by_module_dict() if "absl." not in name]
-        print((doc or "").strip(), *map(flag_values.module_help, groups), sep="\n")
+        print(_as_installed((doc or "").strip()), *map(flag_values.module_help, groups), sep="\n")
         sys.exit(0)
     return words
+
+
+def _as_installed(doc: str) -> str:
+    """Returns the docstring of a command with its name as the user typed it."""
+    program = Path(sys.argv[0]).stem  # tfdp-train of python train.py
+    return re.sub(r"python (train\.py|-m tfdp\.\w+)", program, doc) if "tfdp-" in program else doc
 
 
 def typed(

@@ -7,22 +7,23 @@ Every check returns the valid value (a number as a plain Python number), or rais
 * A bool is not a number, and a number is not a bool. A string is never a number, even "3".
 * NumPy scalars and arrays without dimensions count as the numbers that they hold.
 * None is valid only if the caller passes `optional=True`.
+* The type of the result is the one that the caller declared for the value.
 
 This module imports NumPy and the standard library only, so that the accountant starts without
 TensorFlow.
 """
 
 import difflib
-import inspect
 import math
 import numbers
 import reprlib
 from collections.abc import Iterable
-from typing import Any, Literal, NoReturn, overload
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
 Schedule = float | tuple[float, ...] | None
+T = TypeVar("T")  # of a valid value, as the caller declares it
 
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 200
@@ -55,145 +56,63 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {spelled[close[0]]!r}?" if close else ""
 
 
-def check_arguments(kind: type, given: Iterable[str]) -> None:
-    """Raises TypeError for a keyword that no `__init__` among the bases of a class takes."""
-    bases = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]
-    known = {name for function in bases for name in inspect.signature(function).parameters}
-    for name in given:
-        if name not in known | {"decay"}:  # which Keras ignores with a warning
-            meant = did_you_mean(_OTHER_NAMES.get(name, name), known)
-            raise TypeError(f"{kind.__name__} has no argument {name!r}.{meant}")
-
-
-# Names of arguments elsewhere that no spelling leads from.
-_OTHER_NAMES = {"lr": "learning_rate", "max_grad_norm": "l2_norm_clip", "clip_norm": "l2_norm_clip"}
-
-
-@overload
 def whole(
     name: str,
-    value: Any,
-    minimum: int,
-    maximum: int | None = ...,
-    *,
-    optional: Literal[False] = ...,
-    remedy: str = ...,
-) -> int: ...
-
-
-@overload
-def whole(
-    name: str,
-    value: Any,
-    minimum: int,
-    maximum: int | None = ...,
-    *,
-    optional: bool,
-    remedy: str = ...,
-) -> int | None: ...
-
-
-def whole(
-    name: str,
-    value: Any,
+    value: T,
     minimum: int,
     maximum: int | None = None,
     *,
     optional: bool = False,
     remedy: str = "Pass an integer in this range.",
-) -> int | None:
+) -> T:
     """Returns an integer from `minimum` to `maximum` as an int. A float is refused, even 3.0."""
     number = _scalar(value)
     good = isinstance(number, numbers.Integral) and int(number) >= minimum
     if not good or not (maximum is None or number <= maximum):
         limits = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
         _check_absent(name, f"a whole number {limits}", value, remedy, optional)
-        return None
-    return int(number)
-
-
-@overload
-def finite(
-    name: str,
-    value: Any,
-    minimum: float | None = ...,
-    *,
-    optional: Literal[False] = ...,
-    remedy: str = ...,
-) -> float: ...
-
-
-@overload
-def finite(
-    name: str, value: Any, minimum: float | None = ..., *, optional: bool, remedy: str = ...
-) -> float | None: ...
+        return value
+    found: Any = int(number)
+    return found
 
 
 def finite(
     name: str,
-    value: Any,
+    value: T,
     minimum: float | None = None,
     *,
     optional: bool = False,
     remedy: str = "Pass such a number.",
-) -> float | None:
+) -> T:
     """Returns a finite number as a float; it is at least `minimum`, unless that is None."""
     number = _real(value)
     if not math.isfinite(number) or not (minimum is None or number >= minimum):
         limit = "" if minimum is None else f" of at least {minimum:g}"
         _check_absent(name, f"a finite number{limit}", value, remedy, optional)
-        return None
+        return value
     return number
 
 
-@overload
 def positive(
-    name: str, value: Any, *, optional: Literal[False] = ..., remedy: str = ...
-) -> float: ...
-
-
-@overload
-def positive(name: str, value: Any, *, optional: bool, remedy: str = ...) -> float | None: ...
-
-
-def positive(
-    name: str, value: Any, *, optional: bool = False, remedy: str = "Pass such a number."
-) -> float | None:
+    name: str, value: T, *, optional: bool = False, remedy: str = "Pass such a number."
+) -> T:
     """Returns a finite number above 0 as a float."""
     number = _real(value)
     if not 0 < number < math.inf:
         _check_absent(name, "a finite number above 0", value, remedy, optional)
-        return None
+        return value
     return number
 
 
-@overload
 def fraction(
     name: str,
-    value: Any,
-    *,
-    optional: Literal[False] = ...,
-    zero: bool = ...,
-    one: bool = ...,
-    remedy: str = ...,
-) -> float: ...
-
-
-@overload
-def fraction(
-    name: str, value: Any, *, optional: bool, zero: bool = ..., one: bool = ..., remedy: str = ...
-) -> float | None: ...
-
-
-def fraction(
-    name: str,
-    value: Any,
+    value: T,
     *,
     zero: bool = False,
     one: bool = False,
     optional: bool = False,
     remedy: str = "Pass such a number.",
-) -> float | None:
+) -> T:
     """Returns a number between 0 and 1 as a float.
 
     Args:
@@ -208,41 +127,25 @@ def fraction(
     if not (0 < number < 1 or (zero and number == 0) or (one and number == 1)):
         interval = f"{'[' if zero else '('}0, 1{']' if one else ')'}"
         _check_absent(name, f"a number in {interval}", value, remedy, optional)
-        return None
+        return value
     return number
 
 
-@overload
 def one_of(
     name: str,
-    value: Any,
-    choices: Iterable[str],
-    *,
-    optional: Literal[False] = ...,
-    remedy: str = ...,
-) -> str: ...
-
-
-@overload
-def one_of(
-    name: str, value: Any, choices: Iterable[str], *, optional: bool, remedy: str = ...
-) -> str | None: ...
-
-
-def one_of(
-    name: str,
-    value: Any,
+    value: T,
     choices: Iterable[str],
     *,
     optional: bool = False,
     remedy: str = "Use one of these.",
-) -> str | None:
+) -> T:
     """Returns a string that is one of `choices`."""
     choices = tuple(choices)
     if not isinstance(value, str) or value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
-        _check_absent(name, f"one of {listed}", value, remedy, optional)
-        return None
+        meant = did_you_mean(value, choices) if isinstance(value, str) else ""
+        _check_absent(name, f"one of {listed}", value, remedy + meant, optional)
+        return value
     return value
 
 
@@ -264,7 +167,7 @@ def instance(name: str, value: Any, kind: type, *, remedy: str, optional: bool =
     """Returns an object of class `kind`."""
     if not isinstance(value, kind):
         _check_absent(name, f"an instance of {kind.__name__}", value, remedy, optional)
-        return None
+        return value
     return value
 
 
@@ -283,39 +186,15 @@ def vector(name: str, value: Any, *, remedy: str = "Pass a flat sequence of them
     return array
 
 
-@overload
 def schedule(
     name: str,
-    value: Any,
-    *,
-    optional: Literal[False] = ...,
-    integer: bool = ...,
-    minimum: float = ...,
-    remedy: str = ...,
-) -> float | tuple[float, ...]: ...
-
-
-@overload
-def schedule(
-    name: str,
-    value: Any,
-    *,
-    optional: bool,
-    integer: bool = ...,
-    minimum: float = ...,
-    remedy: str = ...,
-) -> float | tuple[float, ...] | None: ...
-
-
-def schedule(
-    name: str,
-    value: Any,
+    value: T,
     *,
     integer: bool = False,
     minimum: float = 0.0,
     optional: bool = False,
     remedy: str = "Pass one such number, or a flat sequence with one for each step.",
-) -> Schedule:
+) -> T:
     """Returns a constant as a number, or a schedule with one value per step as a tuple of numbers.
 
     Args:
@@ -334,7 +213,7 @@ def schedule(
     array = _table(value)
     if array is None:
         _check_absent(name, f"{one}, or a flat sequence of them", value, remedy, optional)
-        return None
+        return value
     good = np.isfinite(array) & (array >= minimum)
     if integer:
         good &= array == np.floor(array)
@@ -343,7 +222,8 @@ def schedule(
         where = f"{name} of step {step}" if array.ndim else name
         refuse(where, one, float(array.flat[step]), "Correct that value.", optional=optional)
     number = int if integer else float
-    return number(array) if array.ndim == 0 else tuple(number(v) for v in array)
+    found: Any = number(array) if array.ndim == 0 else tuple(number(v) for v in array)
+    return found
 
 
 def _check_absent(name: str, expected: str, value: Any, remedy: str, optional: bool) -> None:
@@ -363,7 +243,7 @@ def _scalar(value: Any) -> Any:
     return None if isinstance(value, bool | np.bool_) else value
 
 
-def _real(value: Any) -> float:
+def _real(value: Any) -> Any:
     """Returns a real number as a float, with -0.0 as 0.0, and NaN for everything else."""
     number = _scalar(value)
     return float(number) + 0.0 if isinstance(number, numbers.Real) else math.nan

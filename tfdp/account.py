@@ -1,13 +1,12 @@
-"""Ties the ledger to the weights: what was spent on weights stays with them in all later training.
+"""Ties the ledger to the weights, so that the privacy spent on them counts in all later training.
 
 An `Account` is attached to the variables and layers of a model, not to an optimizer or a model object.
-Whatever is done with `compile`, `make_private`, `load_model` or layers that several models share, they
-keep their account, and with it the ledger and its budget. What is done with the values of
-private weights is post-processing, and costs nothing: no value is read here.
+They keep it, with its ledger and budget, through `compile`, `make_private`, `load_model` and in layers
+that several models share. Changing the values of private weights is post-processing and costs nothing,
+so no value is read here.
 
-Numbers that a user copies into a fresh model do not bring a ledger, and training of the same variables
-by a plain model between two private ones is not noticed; the first assumption of every statement is
-about that.
+Numbers that a user copies into a fresh model bring no ledger, and training of the same variables by a
+plain model between two private ones is not noticed: the first assumption of every statement.
 """
 
 import keras
@@ -25,7 +24,7 @@ DECLARED = "_tfdp_declared"
 
 
 class Account:
-    """What was spent on a set of weights. A plain object, so that Keras neither tracks nor saves it.
+    """The privacy spent on a set of weights. A plain object, so that Keras neither tracks nor saves it.
 
     Attributes:
         session: the session of the last entry that was opened for steps, or None.
@@ -82,11 +81,11 @@ class Account:
         self.plan = self.plan or other.plan
 
     def enter_unaccounted(self, reason: str, declarable: bool = True) -> None:
-        """Enters training that was not accounted; from now on no finite epsilon is proven.
+        """Enters training that was not accounted, for a reason; no finite epsilon is proven after it.
 
         Args:
-            reason: what was found, as a whole sentence.
-            declarable: whether `declare_public` may withdraw it.
+            reason: a whole sentence.
+            declarable: whether `declare_public` may withdraw the entry.
         """
         logging.warning("%s No finite epsilon is proven for these weights any more.", reason)
         mechanism = NoMechanism(reason=reason, declarable=declarable)
@@ -95,22 +94,19 @@ class Account:
         self._ledger.record(run_id, 1)
 
     def declare_public(self) -> None:
-        """Notes the user's word that nothing unaccounted in the weights comes from private data.
+        """Notes that the user declares all unaccounted training to have used public data.
 
-        Plain training that was entered as unaccounted is withdrawn, also if a file brought it.
+        Such training is withdrawn from the ledger, also if a file brought it.
         """
         self.start = "public"
         self._ledger.withdraw_declarable()
 
 
 def account_of(model: keras.Model) -> Account:
-    """The account of a model's weights; accounts that meet in a model become one.
+    """The account of the weights of a model; accounts that meet in a model become one.
 
     It is kept at the variables, which models may share, and at the layers that hold them, which may
     exchange their variables (`quantize`).
-
-    Args:
-        model: a model with weights.
     """
     first, *others = _accounts_in(model) or [Account()]
     for other in others:
@@ -123,7 +119,7 @@ def account_of(model: keras.Model) -> Account:
 
 
 def copy_ledgers(model: keras.Model, copy: keras.Model) -> None:
-    """Gives a copy, whose numbers are those of a model, what is known to have been spent on them."""
+    """Gives a copy of a model the ledgers of the weights whose numbers it has."""
     for account in _accounts_in(model):
         account_of(copy).absorb(account.copy())
 
@@ -145,12 +141,7 @@ def known_steps(ledger: Ledger) -> int:
 
 
 def check_counted(optimizer, ledger: Ledger) -> None:
-    """Raises ValueError if a private optimizer has taken more steps than a ledger contains.
-
-    Args:
-        optimizer: a private optimizer.
-        ledger: the ledger of the weights that it trains.
-    """
+    """Raises ValueError if a private optimizer has taken more steps than the ledger of its weights."""
     taken = int(optimizer.iterations.numpy())  # also of one that is not built, from a checkpoint
     known = known_steps(ledger) + vars(optimizer).get(DECLARED, 0)
     if taken > known:

@@ -15,6 +15,7 @@ Example:
 """
 
 import bisect
+import importlib.util
 import math
 import os
 
@@ -57,9 +58,14 @@ class EpsilonCurve:
 
     Args:
         model: a private model whose training has begun.
-        delta, adjacency: as in `model.privacy.spent`.
+        delta: probability in (0, 1), below 1/N; None takes the delta of the model's budget.
         kind: "proven" or "claimed".
+        adjacency: "zero_out", "replace_one" or "add_or_remove_one"; None takes that of the budget, or
+            "zero_out".
         points: largest number of step counts at which epsilon is computed.
+
+    Raises:
+        ValueError: there is neither a delta nor a budget, or an argument is invalid.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -73,7 +79,14 @@ class EpsilonCurve:
         0.773, 1.144
     """
 
-    def __init__(self, model, delta=None, kind="proven", adjacency=None, points=16):
+    def __init__(
+        self,
+        model: keras.Model,
+        delta: float | None = None,
+        kind: str = "proven",
+        adjacency: str | None = None,
+        points: int = 16,
+    ):
         entry = model.privacy.account.session.entry
         self._run, self._earlier = entry.run, entry.earlier()
         self._changes = model.privacy.ledger.changes
@@ -83,7 +96,7 @@ class EpsilonCurve:
         self._counts = [0]  # without a known plan
         if math.isfinite(planned):
             self._counts = step_counts(int(planned), self._run.sampling.steps_per_epoch, points)
-        self._values = {}
+        self._values: dict[int, float] = {}
 
     def describes(self, model) -> bool:
         """Whether the training, and what was spent before it, are still what the curve is made for."""
@@ -162,10 +175,15 @@ class PrivacyProgress(_Spending):
     where a training ended before its plan, it counts all planned steps.
 
     Args:
-        delta, adjacency: as in `model.privacy.spent`.
+        delta: probability in (0, 1), below 1/N; None takes the delta of the model's budget.
         kind: "proven" or "claimed".
-        name: name of the value in the logs; by default "epsilon", and "claimed_epsilon" for what is
-            claimed.
+        adjacency: "zero_out", "replace_one" or "add_or_remove_one"; None takes that of the budget, or
+            "zero_out".
+        name: name of the value in the logs; None takes "epsilon", and "claimed_epsilon" for the claimed
+            one.
+
+    Raises:
+        ValueError: `fit` begins with a model that is not private, or without a delta or a budget.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -179,11 +197,19 @@ class PrivacyProgress(_Spending):
         [0.773, 1.144]
     """
 
-    def __init__(self, delta=None, kind="proven", adjacency=None, name=None):
+    def __init__(
+        self,
+        delta: float | None = None,
+        kind: str = "proven",
+        adjacency: str | None = None,
+        name: str | None = None,
+    ):
         super().__init__(delta, adjacency)
         self.kind = kind
         self.name = name or ("epsilon" if kind == "proven" else f"{kind}_epsilon")
-        self._shown, self._left, self._logs = None, 0, {}
+        self._shown: float | None = None
+        self._left = 0
+        self._logs: dict = {}
 
     def on_epoch_begin(self, epoch, logs=None):
         self._left = 0  # other callbacks may change the weights, and what is known about them, here
@@ -218,6 +244,9 @@ class StopAtBudget(keras.callbacks.Callback):
 
     A `fit` of which the budget allows no step at all raises `BudgetExhausted` all the same.
 
+    Raises:
+        ValueError: `fit` begins with a model that is not private or has no budget.
+
     Example:
         >>> import keras, numpy as np, tfdp
         >>> model = tfdp.make_private(
@@ -246,14 +275,20 @@ class StopAtBudget(keras.callbacks.Callback):
 class PrivacyTensorBoard(_Spending):
     """Writes loss, metrics, both epsilons and the bound's diagnostics to TensorBoard, every epoch.
 
-    The scalars under "mechanism/" are those of the optimizer (`DPKerasOptimizer.scalars`).
+    The scalars under "mechanism/" are those of the optimizer (`DPKerasOptimizer.scalars`). With
+    matplotlib, the picture of `model.privacy.plot` is written when the training ends.
 
     The diagnostics (fraction clipped, median gradient norm, noise to signal) and the training metrics
     are computed from private data without noise: show the log only to people who may see the data.
 
     Args:
-        log_dir: directory of the event file.
-        delta, adjacency: as in `model.privacy.spent`.
+        log_dir: directory of the event file, as for `tensorboard --logdir`.
+        delta: probability in (0, 1), below 1/N; None takes the delta of the model's budget.
+        adjacency: "zero_out", "replace_one" or "add_or_remove_one"; None takes that of the budget, or
+            "zero_out".
+
+    Raises:
+        ValueError: `fit` begins with a model that is not private, or without a delta or a budget.
 
     Example:
         >>> import os
@@ -268,7 +303,12 @@ class PrivacyTensorBoard(_Spending):
         ['events.out.tfevents...']
     """
 
-    def __init__(self, log_dir, delta=None, adjacency=None):
+    def __init__(
+        self,
+        log_dir: str | os.PathLike,
+        delta: float | None = None,
+        adjacency: str | None = None,
+    ):
         super().__init__(delta, adjacency)
         self.log_dir = os.fspath(log_dir)
 
@@ -287,13 +327,20 @@ class PrivacyTensorBoard(_Spending):
             for kind in ("claimed", "proven"):
                 epsilon = self._curve(kind).at(privacy.account.session.entry.so_far, exact=True)
                 tf.summary.scalar(f"privacy/epsilon_{kind}", epsilon)
-            for name, value in privacy.diagnostics(reset=True).items():
+            diagnostics = privacy.diagnostics(reset=True)
+            privacy.clipping.append((privacy.steps_taken, diagnostics["fraction_clipped"]))
+            for name, value in diagnostics.items():
                 tf.summary.scalar(f"gradients/{name}", value)
             for name, value in scalars.items():
                 tf.summary.scalar(f"mechanism/{name}", value)
         self._writer.flush()
 
     def on_train_end(self, logs=None):
+        privacy = self.model.privacy
+        if importlib.util.find_spec("matplotlib") is not None and privacy.ledger.runs:
+            png = privacy.plot(self.delta, self.adjacency)._repr_png_()
+            with self._writer.as_default(step=privacy.steps_taken):
+                tf.summary.image("privacy/picture", tf.io.decode_png(png)[None])
         if self._ended_early():
             with self._writer.as_default(step=self.model.privacy.steps_taken):
                 for kind in ("claimed", "proven"):

@@ -28,7 +28,6 @@ class Entry:
         declared: number of steps of a plan that several trainings carry out, or 0.
 
     Attributes:
-        ledger, run, run_id, declared: the arguments, or the id of the new run.
         taken: number of authorized steps, in all trainings of this entry.
         limit: number of steps that budgets and tables allow; infinite without either.
     """
@@ -81,7 +80,7 @@ class Entry:
         self.ledger.record(self.run_id, *self._recorded)
 
     def end_plan(self) -> None:
-        """Keeps what is counted now: budgets that are set later do not change a plan that ended."""
+        """Fixes the counted steps: budgets that are set later do not change a plan that ended."""
         self.record()
         self.closed = self.closed or self.has_open_plan
         self._planned, self._earlier_plan, self._counted_before = 0, None, self.counted
@@ -93,12 +92,12 @@ class Entry:
 
     @property
     def has_open_plan(self) -> bool:
-        """Whether nobody knows how many steps count, so that nothing is proven."""
+        """Whether the number of counted steps is unknown, so that nothing is proven."""
         return self.ledger.entries[self.run_id].open_plan
 
     @property
     def if_ended(self) -> float:
-        """Number of steps that count if the training ends now; infinite if nobody knows it."""
+        """Number of steps that count if the training ends now; infinite if unknown."""
         self.record()
         return math.inf if self.has_open_plan else self.counted
 
@@ -163,13 +162,7 @@ class Entry:
         return 0 if self.closed else self.limit - self.taken
 
     def authorize(self, steps: int) -> int:
-        """Counts steps as taken, on the host, before they run.
-
-        Args:
-            steps: number of steps that are wanted, at least 1.
-
-        Returns:
-            The number of steps that are allowed, from 1 to `steps`.
+        """Counts up to `steps` steps as taken, before they run; returns how many are allowed.
 
         Raises:
             BudgetExhausted: no further step is allowed.
@@ -196,7 +189,7 @@ class Entry:
         return [run for i, run in self.ledger.entries.items() if i != self.run_id and run.steps]
 
     def limit_steps(self) -> None:
-        """Limits the steps to what budgets leave after the ledger's other runs, and writes the ledger.
+        """Limits the steps by the budgets, after the ledger's other runs, and writes the ledger.
 
         Steps that no table describes cannot be accounted, so the length of a table is a limit, too.
         """

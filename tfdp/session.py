@@ -7,6 +7,7 @@ optimizer's constructor, and the resulting sensitivity is compared with the run'
 traced. Steps are counted by the entry (`entry.Entry`), on the host, before they run.
 """
 
+import contextlib
 import math
 import os
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ class Session:
 
     A session is a plain object, which Keras does not track, so no file holds it.
 
-    Args:
+    Attributes:
         entry: counts the steps.
         optimizer: the optimizer that takes the steps.
         variables: the trainable variables.
@@ -33,10 +34,6 @@ class Session:
         first_iteration: the optimizer's iteration at the run's first step.
         physical_batch_size: number of rows in one chunk; None processes a lot as a whole.
         lots: the `tfdp.data.Lots` that the steps draw from; None for other batches.
-        turn: the group that the next lot comes from, if groups take turns.
-
-    Attributes:
-        entry, optimizer, variables, facts, first_iteration, physical_batch_size, lots: the arguments.
     """
 
     def __init__(
@@ -63,6 +60,7 @@ class Session:
             name="steps_begun",
             aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
         )
+        self._place: tf.Tensor | None = None
         self._secret = tuple(int.from_bytes(os.urandom(4)) for _ in range(2))
 
     # -- what a step takes from the run ----------------------------------------------------------
@@ -85,16 +83,21 @@ class Session:
     @property
     def place(self) -> tf.Tensor:
         """Number of the present step in the run, from 0: an int64 scalar tensor."""
-        return self._begun - 1
+        return self._begun - 1 if self._place is None else self._place
+
+    @contextlib.contextmanager
+    def step(self):
+        """Context of a step, in which `place`, and so the noise, is known before the step begins."""
+        self._place = self._begun.read_value()
+        try:
+            yield
+        finally:
+            self._place = None
 
     def value(self, name: str) -> float | tf.Tensor:
         """The value of a field of the run's mechanism at the present step.
 
-        Args:
-            name: name of a field that is one number, or a table with one number for each step.
-
-        Returns:
-            The number itself, or the table's entry as a float64 scalar tensor.
+        The field is one number; or a table with one for each step, whose entry is a float64 tensor.
         """
         value = getattr(self.run.mechanism, name)
         if not isinstance(value, tuple):
@@ -102,14 +105,14 @@ class Session:
         return tf.gather(tf.constant(value, tf.float64), self.place)
 
     def seed_shift(self) -> tf.Tensor:
-        """What this step adds to the seeds of random layers: an int64 tensor [2].
+        """The number that this step adds to the seeds of random layers: an int64 tensor [2].
 
         A row gets its dropout mask by its place in the lot, and an example that is drawn moves others
-        to other places. Only because nobody knows which mask belongs to which place do the others tell
-        nothing of it, as amplification by sampling needs. So a secret of the session decides, which
-        the seeds of a model do not show, and which is another one for every step and replica.
+        to other places. Amplification by sampling needs that the others reveal nothing of it, so nobody
+        may know which mask belongs to which place. Therefore masks depend on a secret of the session,
+        another one for every step and replica, which the seeds of a model do not show.
 
-        Where a user's seed decides about noise or lots, nothing is proven, and masks are as in Keras.
+        With a user's seed for noise or lots, nothing is proven, and masks are as in Keras.
         """
         if self.run.insecure_seed:
             return tf.zeros([2], tf.int64)
@@ -133,30 +136,23 @@ class Session:
         return same and optimizer is self.optimizer
 
     def check_sensitivity(self, declared: float) -> None:
-        """Compares the sensitivity that an engine declares with the one that the accounting assumes.
+        """Raises RuntimeError if an engine declares a larger sensitivity than the accounting assumes.
 
         Args:
-            declared: distance by which the sum moves when one example becomes a null example, in
-                clip norms.
-
-        Raises:
-            RuntimeError: the accounting assumes a smaller sensitivity.
+            declared: as the result of `assumed_sensitivity`.
         """
         assumed = assumed_sensitivity(self.run)
         if not declared <= assumed * (1 + 1e-9):
             raise RuntimeError(
                 f"The engine lets one example move the sum by {declared:g} clip norms, and the "
-                f"accounting of this run assumes {assumed:g}. Expected no more than that. Nothing was "
-                "changed; report this model as a bug."
+                f"accounting of this run assumes {assumed:g}. Nothing was changed; report this model "
+                "as a bug."
             )
 
     def admitted(self, sample_weight: tf.Tensor) -> tf.Tensor:
-        """Sets the weights of rows beyond the largest lot of the proof to zero.
+        """Sets the weights [rows] of rows beyond the largest lot of the proof to zero.
 
-        Which rows these are depends on their place alone, so no example decides about another one.
-
-        Args:
-            sample_weight: tensor [rows]; examples of weight zero are absent.
+        They are chosen by their place alone, so no example decides about another one.
         """
         largest = self.run.sampling.largest_lot
         if largest is None:
@@ -169,8 +165,7 @@ class Session:
     def fixes_rows(self) -> bool:
         """Whether the proof needs lots of one fixed number of rows.
 
-        This is so if the network normalizes with statistics of the whole lot and the sampling scheme
-        limits the size of a lot.
+        It does if the network normalizes with statistics of the lot, and the sampling limits its size.
         """
         return self.run.contribution.batch_statistics and self.run.sampling.largest_lot is not None
 
@@ -201,11 +196,9 @@ class Session:
 
 
 def assumed_sensitivity(run: Run) -> float:
-    """The sensitivity that the accounting of a run assumes.
+    """The sensitivity that the accounting of a run assumes, in clip norms; infinite without a bound.
 
-    Returns:
-        The distance, in clip norms, by which the accounting lets a sum move when one example becomes
-        a null example; infinite if nothing bounds it.
+    It is the distance by which a sum may move when one example becomes a null example.
     """
     try:
         factor = run.contribution.sensitivity(run.sampling, "zero_out")

@@ -261,6 +261,12 @@ def with_state(x):
         return tf.sin(x)
 
 
+def by_shape(x, w):
+    """Shapes decide which branches are taken, the second one inside of the first."""
+    inner = lambda: tf.cond(tf.shape(x)[1] > 2, lambda: x, lambda: tf.sin(x) * w)  # noqa: E731
+    return tf.cond(tf.cast(tf.shape(x)[0], tf.float32) / 2 > 1, inner, lambda: x[:, :1] + x)
+
+
 STATEFUL = {
     "If": lambda x, i: tf.stop_gradient(tf.cond(i > 1, lambda: with_state(x), lambda: x)),
     "Case": lambda x, i: tf.stop_gradient(tf.switch_case(i, [lambda: x, lambda: with_state(x)])),
@@ -540,6 +546,7 @@ def explicit():
         F(2, 2),
     )
     one("If", lambda x, c, w: tf.stop_gradient(branches(x, c, w)), F(2, 2), F(), F(2, 2))
+    one("If", by_shape, F(3, 2), F(2))
     one("Case", cases_of_switch, F(2, 3), I(3))
     one("While", loop_in_loop, F(2, 3), I(4))
     one("While", repeated, F(2, 3), F(3), I(4))

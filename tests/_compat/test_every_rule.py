@@ -171,13 +171,13 @@ def first_line(error):
 # read what no model has in its rows.
 OUTSIDE = set(
     """
-    ApproximateEqual ClipByValue DecodeCSV Gather LogicalXor OptionalFromValue OptionalGetValue
-    ParseExampleV2 ParseSingleExample PrintV2 SparseSegmentMean SparseSegmentMeanGrad
-    SparseSegmentMeanWithNumSegments SparseSegmentSqrtN SparseSegmentSqrtNGrad
-    SparseSegmentSqrtNWithNumSegments SparseSegmentSum SparseSegmentSumGrad
-    SparseSegmentSumWithNumSegments StackPopV2 StackPushV2 TensorArrayGatherV3
-    TensorArrayGradV3 TensorArrayReadV3 TensorArrayScatterV3 TensorArraySizeV3 TensorArrayV3
-    TensorArrayWriteV3 TopK XlaEinsum XlaSharding StringFormat _EagerConst
+    ApproximateEqual ClipByValue DecodeCSV Gather LogicalXor ParseExampleV2 ParseSingleExample
+    PrintV2 SparseSegmentMean SparseSegmentMeanGrad SparseSegmentMeanWithNumSegments
+    SparseSegmentSqrtN SparseSegmentSqrtNGrad SparseSegmentSqrtNWithNumSegments SparseSegmentSum
+    SparseSegmentSumGrad SparseSegmentSumWithNumSegments StackPopV2 StackPushV2
+    TensorArrayGatherV3 TensorArrayGradV3 TensorArrayReadV3 TensorArrayScatterV3
+    TensorArraySizeV3 TensorArrayV3 TensorArrayWriteV3 TopK XlaEinsum XlaSharding StringFormat
+    _EagerConst
     """.split()  # noqa: SIM905
 )
 # Operations that occur in the gradients of others, in branches, loops and lists, or by other names.
@@ -186,10 +186,11 @@ ONLY_INSIDE = set(
     AvgPool3DGrad AvgPoolGrad Conv2DBackpropFilter Conv2DBackpropInput Conv3DBackpropFilterV2
     Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput
     FusedBatchNormGradV3 MaxPool3DGrad MaxPool3DGradGrad MaxPoolGrad MaxPoolGradGrad
-    MaxPoolGradGradV2 MaxPoolGradV2 MirrorPadGrad ResizeBicubicGrad ResizeBilinearGrad
-    ResizeNearestNeighborGrad ScaleAndTranslateGrad StatelessCase StatelessIf
-    StatelessRandomGetKeyCounter StatelessWhile StridedSliceGrad TensorListElementShape
-    TensorListFromTensor TensorListLength TensorListPopBack TensorListReserve TensorListStack
+    MaxPoolGradGradV2 MaxPoolGradV2 MirrorPadGrad OptionalFromValue OptionalGetValue
+    ResizeBicubicGrad ResizeBilinearGrad ResizeNearestNeighborGrad ScaleAndTranslateGrad
+    StatelessCase StatelessIf StatelessRandomGetKeyCounter StatelessWhile StridedSliceGrad
+    TensorListElementShape TensorListFromTensor TensorListLength TensorListPopBack
+    TensorListReserve TensorListStack
     """.split()  # noqa: SIM905
 )
 

@@ -34,7 +34,7 @@ def test_all_trials_cost_what_they_cost_together():
     said = Statement.of_search(ledgers(5), DELTA)
     assert said.proven.epsilon == proven_composition([RUN] * 5, DELTA).epsilon
     assert said.executed[0].startswith("5 times: ")
-    assert "search of 5 trainings" in said.text()
+    assert "search of 5 trainings" in said.text(full=True)
 
 
 def test_a_random_number_of_trials_costs_a_few():

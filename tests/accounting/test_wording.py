@@ -5,13 +5,22 @@ import json
 import pytest
 
 from tests.accounting.varying import vary
-from tfdp.accounting import Encoding, Guarantee, Statement, Strategy, describe
+from tfdp.accounting import (
+    Encoding,
+    Guarantee,
+    Ledger,
+    PrivacyBudget,
+    Statement,
+    Strategy,
+    describe,
+)
 from tfdp.accounting.analysis import Analysis
-from tfdp.accounting.assumptions import DECLARED, ENFORCED, OF_SEVERAL_RUNS, UNPROVEN
-from tfdp.accounting.meaning import MEANING, WARNINGS, Facts, meaning
+from tfdp.accounting.assumptions import DECLARED, ENFORCED, OF_SEVERAL_RUNS, START, UNPROVEN
+from tfdp.accounting.meaning import MEANING, VERDICT, Facts, meaning
 from tfdp.accounting.numerics.gaussian import mu_of_epsilon
 from tfdp.accounting.numerics.privacy_loss import GaussianLoss
-from tfdp.accounting.sentences import said
+from tfdp.accounting.sentences import Declared, said
+from tfdp.accounting.statements import StatementText, figure
 from tfdp.accounting.wording import ADVICE, EXECUTED, RELEASED
 
 DELTA = 1e-5
@@ -29,6 +38,7 @@ def encoded(noise, **more):
 
 STUDENT = encoded("student_t", degrees_of_freedom=9.0)
 PEOPLE = {"examples_per_person": 2, "views": 2}
+CODEBOOK = "a codebook independent of the data"
 NONE = {"mechanism": "none"}
 
 
@@ -39,17 +49,21 @@ def names(rows):
 # ---------------------------------------------------------------------- runs
 
 ASSUMED = [
-    ({"start": "public"}, "start is public", "start is assumed"),
-    ({"nominal": True}, "nominal sizes", "sizes"),
+    (
+        {"start": "public"},
+        START["public"].name,
+        START["assumed"].name,
+    ),
+    ({"nominal": True}, "sizes fixed without the data", "public sizes"),
     (
         {"sampling": "unknown"},
-        {"unknown lots", "once in a lot"},
-        {"sizes", "Poisson lots"},
+        {"lots independent of their contents", "no example twice in a lot"},
+        {"public sizes", "Poisson lots"},
     ),
     (
         {"sampling": "once_per_epoch"},
-        {"unknown lots", "once in an epoch"},
-        {"sizes", "Poisson lots", "once in a lot", "shuffled order"},
+        {"lots independent of their contents", "each example once in an epoch"},
+        {"public sizes", "Poisson lots", "no example twice in a lot", "shuffled order"},
     ),
     ({"sampling": "cyclic_poisson", "groups": 2}, "lots of groups", "Poisson lots"),
     ({"sampling": "cyclic"}, "fixed order", "Poisson lots"),
@@ -59,24 +73,36 @@ ASSUMED = [
     ({"sampling": "fixed_size"}, "lots of fixed size", "Poisson lots"),
     ({"microbatch_size": 2}, "clipping of microbatches", "clipping"),
     ({"views": 2}, "views", ()),
-    (PEOPLE, {"people", "examples of a person"}, "records"),
+    (
+        PEOPLE,
+        {"all rows of a person under one id", "examples of a person"},
+        "each row a record of its own",
+    ),
     (
         {"sampling": "random_allocation", "num_examples": 2**25},
-        {"allocated lots", "keyed order"},
+        {"allocated lots", "an order as good as random"},
         "Poisson lots",
     ),
     ({"clip_groups": 2}, "clipping in groups", ()),
-    ({"public_examples": 8}, "public examples", ()),
+    ({"public_examples": 8}, "public examples independent of private ones", ()),
     ({"adaptive_clipping": True}, "adaptive clipping", ()),
-    ({"max_examples_per_user": 2}, "users", ()),
+    ({"max_examples_per_user": 2}, "no more records of a user", ()),
     ({"mechanism": "dp_dropout"}, "noise of dropout", ()),
     ({"mechanism": "sgld"}, "noise of dropout", ()),
-    (SI, {"means", "schedules of the means"}, ()),
+    (SI, {"means", "schedules fixed in advance"}, ()),
     (MATRIX, "correlated noise", ()),
     ({"mechanism": "matrix", "strategy": Strategy(name="identity")}, (), ()),
-    (encoded("gaussian"), {"codebook", "encoding"}, ()),
-    (encoded("laplace"), {"codebook", "encoding", "noise of another family"}, "Gaussian noise"),
-    (STUDENT, {"codebook", "encoding", "noise of another family"}, "Gaussian noise"),
+    (encoded("gaussian"), {CODEBOOK, "encoding"}, ()),
+    (
+        encoded("laplace"),
+        {CODEBOOK, "encoding", "noise of another family"},
+        "Gaussian noise",
+    ),
+    (
+        STUDENT,
+        {CODEBOOK, "encoding", "noise of another family"},
+        "Gaussian noise",
+    ),
 ]
 DONE = [
     ({"steps": 1}, "one step", "steps"),
@@ -197,16 +223,14 @@ def facts(
 
 INFINITE = float("inf")
 EXPLAINED = [
-    ("belief", {"epsilon": INFINITE}, "infinite"),
-    ("belief", {"epsilon": 51.0}, "vacuous"),
-    ("belief", {"epsilon": 0.0}, "nothing spent"),
-    ("belief", {"epsilon": 8.0}, "certain"),
-    ("belief", {"known": False}, "unbounded"),
+    ("belief", {"epsilon": 8.0}, "no bound"),
     ("belief", {"adjacency": "replace_one"}, "replaced"),
     ("belief", {}, "used"),
     ("rates", {"epsilon": 51.0}, "vacuous"),
     ("rates", {"adjacency": "replace_one"}, "replaced"),
     ("rates", {}, "membership"),
+    ("other rates", {"epsilon": 51.0}, "vacuous"),
+    ("other rates", {}, "finite"),
     ("definition", {"epsilon": 10.0}, "definition"),
     ("definition", {"epsilon": 10.1}, None),
     ("neighbours", {}, "zero_out"),
@@ -245,19 +269,21 @@ def test_every_row_about_guarantees_is_said_of_some():
 
 
 @pytest.mark.parametrize(
-    ("given", "rows"),
+    ("given", "row"),
     [
-        ({}, set()),
-        ({"epsilon": 10.1}, {"weak"}),
-        ({"epsilon": 51.0}, {"vacuous"}),
-        ({"insecure_seed": True, "epsilon": INFINITE}, {"vacuous", "insecure seed"}),
-        ({"num_examples": 100_000}, {"delta"}),
-        ({"num_examples": 100_000, "runs": 0}, set()),
+        ({"epsilon": INFINITE, "num_examples": 100_000}, "infinite"),
+        ({"epsilon": 51.0, "num_examples": 100_000}, "vacuous"),
+        ({"epsilon": 0.5, "num_examples": 100_000}, "delta"),
+        ({"epsilon": 0.0, "num_examples": 100_000, "runs": 0}, "nothing"),
+        ({"epsilon": 7.0}, "certain"),
+        ({"known": False}, "unbounded"),
+        ({"epsilon": 1.1}, "moderate"),
+        ({"epsilon": 1.0}, "strong"),
     ],
 )
-def test_warnings(given, rows):
+def test_the_verdict_is_the_first_that_holds(given, row):
     found = facts(**given)
-    assert names(said(WARNINGS, found, f=found)) == rows
+    assert next(said(VERDICT, found, f=found))[0] == row
 
 
 # ---------------------------------------------------------------------- the statement
@@ -271,7 +297,7 @@ def test_numbers_are_rounded_up():
 def test_users_are_named():
     found = Statement.of(vary(RUN, max_examples_per_user=10), DELTA)
     assert "all records of one user (10 at most)" in found.neighbours
-    assert "all records of one user" in found.meaning["belief"] and "user" in str(found.proven)
+    assert "each user's records" in found.verdict and "user" in str(found.proven)
 
 
 def test_a_run_has_its_numbers():
@@ -282,27 +308,64 @@ def test_a_run_has_its_numbers():
         assert part in words
 
 
-def test_every_form_has_the_figures_the_assumptions_and_the_limits():
+def test_every_full_form_has_the_verdict_the_assumptions_and_the_limits():
     found = Statement.of(vary(RUN, sampling="cyclic", noise_multiplier=0.25), DELTA)
-    forms = found.text(), found.markdown(), json.dumps(found.to_dict(), ensure_ascii=False)
-    assert found.assumptions and found.not_covered and found.warnings  # epsilon is above 10
+    forms = found.text(full=True), found.markdown(), json.dumps(found.to_dict(), ensure_ascii=False)
+    assert found.assumptions and found.not_covered and found.verdict.startswith("Weak")
     for sentence in (
-        *found.assumptions, *found.not_covered, *found.warnings, *found.meaning.values()
+        found.verdict, *found.assumptions, *found.not_covered, *found.meaning.values()
     ):  # fmt: skip
         assert all(sentence in form for form in forms)
     assert found.markdown().startswith("## Privacy\n")
+
+
+@pytest.mark.parametrize(
+    ("run", "delta", "verdict"),
+    [
+        (RUN, DELTA, "Strong"),
+        (vary(RUN, **SI, optimizer="adam"), DELTA, "'adam' is not linear"),
+        (vary(RUN, noise_multiplier=0.1), DELTA, "Do not call these weights private"),
+        (RUN, 0.5, "delta = 0.5 is not below 1/N"),
+    ],
+)
+def test_five_lines_have_the_verdict_both_figures_and_the_names_of_what_to_confirm(
+    run, delta, verdict
+):
+    found = Statement.of(run, delta)
+    lines = found.text().splitlines()
+    assert len(lines) <= 5 and verdict in lines[0] and "full=True" in lines[-1]
+    for guarantee in (found.proven, found.claimed):
+        assert any(figure(guarantee) in line for line in lines)
+    for assumption in found.assumptions:
+        if isinstance(assumption, Declared):
+            assert assumption.name and assumption.name in lines[-1]
+    assert "plan" in lines[0] and "plan" not in Statement.of(run, delta, planned=False).verdict
+
+
+def test_notebooks_show_short_reprs_and_tables_without_scripts():
+    run = vary(RUN, **SI, noise_multiplier=(2.0,) * 50)
+    ledger = Ledger()
+    ledger.record(ledger.open(run), 5)
+    ledger.budget = PrivacyBudget(2.0, DELTA)
+    found = Statement.of(run, DELTA)
+    shown = (run, found, found.proven, found.claimed, ledger)
+    assert max(len(repr(each)) for each in shown) <= 200
+    texts = (StatementText.of(found), StatementText.of(found, full=True))
+    for each in (found, found.proven, ledger, *texts):
+        assert each._repr_html_().startswith(("<table>", "<pre>"))
+    infinite = Statement.of(vary(RUN, **NONE, reason="<b>"), DELTA)
+    assert "&lt;b&gt;" in infinite._repr_html_() and "<b>" not in infinite._repr_html_()
 
 
 def test_each_run_is_named_once_and_a_plan_is_called_one():
     other = vary(RUN, steps=20)
     found = Statement.of([RUN] * 40 + [other], DELTA, planned=False)
     assert len(found.executed) == 2 and found.executed[0].startswith("40 times: ")
-    assert found.text().count("Executed: ") == 2 and "Planned: " not in found.text()
-    plan = Statement.of(RUN, DELTA).text()
-    assert "Planned: " in plan and "Executed: " not in plan
+    assert "What was executed" in found.text(full=True) and "2 trainings" in found.text()
+    assert "What is planned" in Statement.of(RUN, DELTA).text(full=True)
 
 
 def test_without_runs_nothing_was_executed():
     found = Statement.of([], 0.5)
     assert found.executed == ("Nothing yet.",) and found.proven.epsilon == 0
-    assert len(found.assumptions) == 1 and not found.warnings
+    assert len(found.assumptions) == 1 and "Nothing is spent" in found.verdict

@@ -50,12 +50,16 @@ class TestDirectories:
             (tmp_path / name).mkdir()
             for number in range(2):
                 (tmp_path / name / f"{number}.txt").write_text(f"{name} ä" * (number + 1))
-        source = data.texts_from_directory(tmp_path, label_mode=None)
-        wanted = keras.utils.text_dataset_from_directory(
-            tmp_path, label_mode=None, shuffle=False, batch_size=None, verbose=False
-        )
-        assert rows_of(source)[0].tolist() == [*wanted.as_numpy_iterator()]
-        assert rows_of(source)[1] is None
+        for options in ({"label_mode": None}, {"max_length": 3}, {"labels": [3, 1, 2, 0]}):
+            source = data.texts_from_directory(tmp_path, **options)
+            wanted = keras.utils.text_dataset_from_directory(
+                tmp_path, shuffle=False, batch_size=None, verbose=False, **options
+            )
+            texts, labels, _ = rows_of(source)
+            pairs = (
+                zip(texts.tolist(), labels.tolist(), strict=True) if labels is not None else texts
+            )
+            assert [*pairs] == [*wanted.as_numpy_iterator()]
 
     def test_a_file_is_read_when_its_row_is_drawn(self, images):
         source = data.images_from_directory(images, image_size=(8, 6))
@@ -67,6 +71,12 @@ class TestDirectories:
         (images / "dogs" / "0.png").write_text("no image")
         with pytest.raises(ValueError, match=r"0\.png cannot be read: .* Repair"):
             rows_of(source)
+
+    def test_a_seed_may_be_set_between_two_rows(self, images):
+        source = data.images_from_directory(images, image_size=(8, 6))
+        first = source[0][0]
+        keras.utils.set_random_seed(1)
+        np.testing.assert_array_equal(source[0][0], first)
 
     def test_a_model_trains_on_them(self, images):
         source = data.images_from_directory(images, image_size=(8, 6))

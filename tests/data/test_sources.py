@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 from helpers import sgd
 
+import tfdp
 from tests.training.small import small
 from tfdp import data
 from tfdp.data.sources import is_source
@@ -99,8 +100,8 @@ def test_parts_are_of_the_same_rows():
     with pytest.raises(ValueError, match="different indices"):
         source[np.array([1, 1])]
     np.testing.assert_array_equal(source[Y == 2].rows(np.array([1]))[0], X[[5]])
-    with pytest.raises(TypeError, match="parts"):
-        source[3]
+    with pytest.raises(TypeError, match="an index"):
+        source["x"]
 
 
 def test_a_private_model_takes_a_source_as_it_takes_arrays():
@@ -343,3 +344,24 @@ def test_a_source_that_gives_another_number_of_rows_is_refused():
 def test_evaluate_takes_its_arguments_in_the_order_of_keras():
     model = seeded()
     assert model.evaluate(X, Y, 8, 0) == pytest.approx(model.evaluate(Records(), None, 8, 0))
+
+
+def test_an_index_gives_one_row_and_a_source_can_be_iterated():
+    source = data.as_source(Records())
+    x, y = source[-1]
+    assert np.array_equal(x, X[-1]) and y == Y[-1]
+    assert [int(y) for _, y in source[3:6]] == [*Y[3:6]]
+
+
+@pytest.mark.parametrize("kind", [str, object])
+def test_texts_are_evaluated_and_predicted_as_they_are_trained(kind):
+    words = np.array(["a", "b"] * 10, kind)[:, None]
+    inputs = {"word": keras.Input((1,), dtype="string", name="word")}
+    known = keras.layers.StringLookup(vocabulary=["a", "b"], output_mode="one_hot")
+    network = keras.Model(inputs, keras.layers.Dense(1)(known(inputs["word"])))
+    model = tfdp.make_private(network)
+    model.compile(sgd(), "mse")
+    x, y = {"word": words}, np.zeros((20, 1))
+    model.fit(x, y, batch_size=10, epochs=1, verbose=0, validation_data=(x, y))
+    assert model.evaluate(x, y, verbose=0) == pytest.approx(model.evaluate(x, y, 5, verbose=0))
+    assert model.predict(x, verbose=0).shape == (20, 1)

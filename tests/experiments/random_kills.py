@@ -21,7 +21,7 @@ import time
 import traceback
 import zipfile
 
-FILES = {"model.keras", "run.json", "model_card.md", "tensorboard"}
+FILES = {"model.keras", "run.json", "model_card.md", "privacy.png", "tensorboard"}
 SIGNALS = {"kill": signal.SIGKILL, "interrupt": signal.SIGINT}
 STEPS = 60
 COMMON = [

@@ -6,6 +6,7 @@ import shlex
 import pytest
 from absl import flags
 
+import tfdp
 from tfdp._settings import flag_of
 from tfdp.accounting import mechanism_names
 from tfdp.experiments import Experiment, command
@@ -52,6 +53,16 @@ def test_help_has_every_flag_under_its_group(capsys):
         assert f"\n  --{'[no]' if known.kind is bool else ''}{name}:" in text
     for word in (*mechanism_names(), "kmnist", "cifar_tutorial", "softplus"):
         assert word in text
+
+
+@pytest.mark.parametrize(
+    ("word", "said"), [("--version", tfdp.__version__), ("--help", "tfdp-train --epsilon=2\n")]
+)
+def test_an_installed_command_names_itself(word, said, capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/usr/bin/tfdp-train", word])
+    with pytest.raises(SystemExit) as ended:
+        command.parse(["tfdp-train", word], "    python train.py --epsilon=2", values_of())
+    assert said in capsys.readouterr().out and not ended.value.code
 
 
 def test_recipes_fill_in_what_is_not_given():

@@ -1,5 +1,7 @@
 """Settings become arguments of optimizers by name, and no setting is silently ignored."""
 
+import inspect
+
 import keras
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from tfdp.accounting import PrivacyBudget
 from tfdp.accounting.composition import guarantee_of_all
 from tfdp.accounting.mechanisms import mechanism_class
 from tfdp.experiments import Experiment
-from tfdp.experiments.construction import _parameters, budget, make_optimizer, plan
+from tfdp.experiments.construction import budget, make_optimizer, plan
 
 
 def experiment(**changes):
@@ -72,7 +74,7 @@ def test_si_dpsgd_takes_another_update_rule_for_its_means(lots):
 def test_a_mechanism_names_the_settings_that_its_optimizer_takes(mechanism):
     """Otherwise a setting would be refused that has an effect, or be accepted without one."""
     kind = mechanism_class(mechanism)
-    taken = _parameters(optimizers.MECHANISMS[mechanism](keras.optimizers.SGD))
+    taken = inspect.signature(optimizers.MECHANISMS[mechanism](keras.optimizers.SGD)).parameters
     # What becomes of the noise from epoch to epoch reaches the optimizer as a table of the noise.
     assert set(kind.settings) - {"noise_decay"} <= {*taken} & {*vars(plain())}
     assert "noise_decay" not in kind.settings or "noise_multiplier" in kind.schedules

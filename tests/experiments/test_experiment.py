@@ -79,7 +79,7 @@ def test_the_run_has_the_public_examples_of_the_normalization():
         result.run.contribution.public_examples == 30
         and not result.run.contribution.batch_statistics
     )
-    assert "30 public examples" in result.statement.text()
+    assert "30 public examples" in result.statement.text(full=True)
 
 
 def test_running_statistics_move_at_the_same_rate_whatever_the_learning_rate():

@@ -194,7 +194,7 @@ _FIELDS = (
 )
 
 
-def loop_bounded_sum(forward, bound, x, y, sample_weight, chunk, microbatch_size=1):
+def loop_bounded_sum(forward, bound, x, y, sample_weight, first, microbatch_size=1):
     """Computes the bounded sum by its definition, one row after the other in Python.
 
     This is slow, works for any op, and has no microbatches. Arguments and result are as in
@@ -208,7 +208,7 @@ def loop_bounded_sum(forward, bound, x, y, sample_weight, chunk, microbatch_size
         x_i, y_i = batch_of_one((x_i, y_i))
         with as_in_a_larger_batch(), tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(values)
-            y_pred, scope, state = forward.outputs(values, forward.state(chunk), x_i)
+            y_pred, scope, state = forward.outputs(values, forward.state(), x_i)
             losses.append(forward.loss(scope, x_i, y_i, y_pred))
             output_losses.append(losses_of_outputs(forward.model, scope))
             weighted = losses[-1] * sample_weight[row]

@@ -76,12 +76,10 @@ def test_gradients_of_weight_regularizers():
     assert forward(layers.Dense(2)).regularization() == [None, None]
 
 
-def test_random_state_moves_on_once_per_lot_and_chunks_differ():
+def test_random_state_moves_on_once_per_lot():
     f = forward(layers.Dropout(0.5), layers.Dense(2))
     index = next(i for i in range(len(f.state_variables)) if f.is_per_example(i))
     before = f.state()
-    chunks = {tuple(f.state(chunk)[index].numpy()) for chunk in range(5)}
-    assert len(chunks) == 5
     _, _, new = outputs(f, np.ones((2, 3)))
     f.advance(before, new)
     np.testing.assert_array_equal(f.state_variables[index].numpy(), new[index])

@@ -104,16 +104,62 @@ def test_rows_draw_numbers_of_their_own_after_an_engine_has_given_up():
     assert len({*np.array(run_engine(run, forward, bound, *same, weight).norms)}) == 3
 
 
+class Draws(layers.Layer):
+    """Adds numbers of the kinds that one operation draws for all rows, and of others."""
+
+    def __init__(self):
+        super().__init__()
+        self.seed = keras.random.SeedGenerator(5)
+
+    def call(self, x):
+        shape = tf.shape(x) if x.shape[0] is None else x.shape
+        whole = keras.random.randint(shape, 0, 9, seed=self.seed)
+        gamma = keras.random.gamma(shape, 2.0, seed=self.seed)
+        truncated = keras.random.truncated_normal(shape, seed=self.seed)
+        return x + keras.ops.cast(whole, "float32") + gamma + truncated
+
+
+def random_model():
+    x = keras.Input((3, 5))
+    noisy = layers.GaussianNoise(0.5)(layers.Dropout(0.3)(Draws()(x)))
+    attended = layers.MultiHeadAttention(1, 3, dropout=0.3)(noisy, noisy)
+    hidden = layers.LSTM(3, dropout=0.3)(layers.SpatialDropout1D(0.5)(attended))
+    double = layers.AlphaDropout(0.3, dtype="float64")(layers.Dense(3, dtype="float64")(hidden))
+    model = keras.Model(x, layers.Dense(2)(layers.GaussianDropout(0.2)(double)))
+    model.compile(loss="mse")
+    return model
+
+
+@pytest.mark.parametrize("engine", ["ghost", "vectorized", "loop"])
+def test_random_numbers_of_a_row_follow_from_its_place_whatever_else_is_computed(engine):
+    """A share of a lot from place 17, cut into chunks or not, by any engine."""
+    keras.utils.set_random_seed(0)
+    built = random_model()
+    forward, bound = Forward(built), GlobalL2Clip(1.0)
+    x, y = normal(30, 3, 5), np.ones((30, 2), "float32")
+
+    @tf.function(autograph=False)
+    def norms(name, first, size):
+        rows = x[first:], y[first:], tf.ones(30 - first)
+        run = choose_engine(name, built)
+        lot = bounded_sum(run, forward, bound, *rows, first=first, physical_batch_size=size)
+        return lot.norms[: 30 - first]
+
+    whole = norms("ghost", 0, None)
+    assert len({*whole.numpy()}) == 30
+    assert_close(norms(engine, 17, 5), whole[17:], terms_of(built, 13))
+
+
 # -- chunks ------------------------------------------------------------------------------------------
 
 
-def test_chunks_are_told_apart_and_their_sums_add_up():
+def test_chunks_begin_at_their_place_and_their_sums_add_up():
     seen = []
 
-    def fake(forward, bound, x, y, weight, chunk, microbatch_size, views):
+    def fake(forward, bound, x, y, weight, first, microbatch_size, views):
         seen.append(x.shape)
         return BoundedSum(
-            sums=[tf.reduce_sum(x * weight[:, tf.newaxis]) + 1000.0 * tf.cast(chunk, tf.float32)],
+            sums=[tf.reduce_sum(x * weight[:, tf.newaxis]) + 1000.0 * tf.cast(first, tf.float32)],
             norms=weight,
             present=weight > 0,
             clipped=weight,
@@ -128,8 +174,8 @@ def test_chunks_are_told_apart_and_their_sums_add_up():
 
     x = tf.reshape(tf.range(10.0), (5, 2))
     lot = bounded_sum(fake, Forward(model()), None, x, x, tf.ones(5), physical_batch_size=2)
-    # Chunks 0, 1 and 2; the sum leaves a millionth of itself as room for rounding.
-    assert_close(float(lot.sums[0]), 45.0 + 3000.0, 16 + 2 * 5)
+    # Chunks begin at 0, 2 and 4; the sum leaves a millionth of itself as room for rounding.
+    assert_close(float(lot.sums[0]), 45.0 + 6000.0, 16 + 2 * 5)
     assert int(lot.non_finite) == 3
     np.testing.assert_array_equal(lot.outputs, x)
     np.testing.assert_array_equal(lot.present, [True] * 5 + [False])

@@ -46,9 +46,12 @@ class Listed:
         return f"{case.name}: expected {expected}, found {found.kind}. {found.detail}"
 
     def stale(self, cases: list[Case], file: str) -> list[str]:
-        """The listed names that no case of a test file has; only for the list's version."""
+        """The listed names that no case of a test file has; only for the list's version.
+
+        A file without cases needs a package that is not installed, as Grain.
+        """
         names = {case.name for case in cases}
-        if keras.__version__ != self.keras:
+        if keras.__version__ != self.keras or not names:
             return []
         return [n for n in self._by_name if n.partition("::")[0] == file and n not in names]
 

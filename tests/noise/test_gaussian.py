@@ -98,3 +98,17 @@ def test_rare_numbers_have_the_tails_of_a_gaussian():
 
 def test_no_noise_is_no_noise():
     assert all(np.all(v == 0.0) for v in draw(NoiseSource(), 0.0))
+
+
+@pytest.mark.parametrize(("size", "waits"), [(100, False), (2**18 + 1, False), (2**24 + 1, True)])
+def test_only_large_noise_waits_for_the_sum_that_it_is_added_to(size, waits):
+    with tf.Graph().as_default():
+        total = tf.zeros([])
+        with tf.control_dependencies([total]):
+            left, seen = [NoiseSource(1).gaussians(0, 1.0, [(size,)])[0].op], set()
+    while left:
+        operation = left.pop()
+        if operation not in seen:
+            seen.add(operation)
+            left += [*operation.control_inputs, *(tensor.op for tensor in operation.inputs)]
+    assert (total.op in seen) == waits

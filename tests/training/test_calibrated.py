@@ -209,7 +209,7 @@ def test_an_unbuilt_model_is_built_for_the_shape_of_the_data():
 @pytest.mark.parametrize(("delta", "warns"), [(1 / N, True), (0.5 / N, False)])
 def test_a_delta_that_protects_nobody_is_warned_of(delta, warns, caplog):
     with caplog.at_level("WARNING"):
-        calibrated(delta=delta)
+        trained(calibrated(delta=delta))
     assert any("1/N" in r.getMessage() for r in caplog.records) == warns
 
 

@@ -289,7 +289,7 @@ def test_every_writer_and_reader_of_weights_is_on_the_page():
         found |= {*named(keras_hub, "keras_hub.")}
         classes += [each for each in vars(keras_hub.models).values() if isinstance(each, type)]
     found |= {name for each in classes for name in named(each, "model.")}
-    page = (pathlib.Path(tfdp.__file__).parents[1] / "docs" / "python.md").read_text()
+    page = (pathlib.Path(tfdp.__file__).parents[1] / "docs" / "saving.md").read_text()
     table = re.findall("^[|] (?:keep|are|bring|hold) .*", page, re.MULTILINE)
     assert found - {*re.findall("`(.*?)`", "".join(table))} == set()
 

@@ -56,7 +56,7 @@ def test_a_guarantee_may_be_for_users(trained):
     run = vary(trained.privacy.current_run, max_examples_per_user=3)
     spent = trained.privacy.spent(DELTA, "proven", "replace_one", max_examples_per_user=3)
     assert spent == proven(run, DELTA, "replace_one")
-    text = trained.privacy.statement(DELTA, "replace_one", max_examples_per_user=3)
+    text = trained.privacy.statement(DELTA, "replace_one", max_examples_per_user=3, full=True)
     assert format_epsilon(spent.epsilon) in text and "more than 3 examples" in text
 
 

@@ -24,7 +24,7 @@ def trained(stack, x, y=LABELS, loss=LOSS, **options):
 @pytest.mark.parametrize("stack", [[layers.Flatten], [lambda: layers.Conv2D(2, 2), layers.Flatten]])
 def test_bytes_that_reach_weights_as_they_are(stack, caplog):
     trained([make() for make in stack], BYTES)
-    assert "has bytes" in caplog.text and "Rescaling" in caplog.text
+    assert "takes bytes" in caplog.text and "Rescaling" in caplog.text
     caplog.clear()
     trained([layers.Rescaling(1 / 255), *(make() for make in stack)], BYTES)
     trained([make() for make in stack], BYTES / np.float32(255))

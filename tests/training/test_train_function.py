@@ -52,6 +52,24 @@ def test_poisson_lots_of_another_fit_are_not_traced_again():
     assert len(traced) == first
 
 
+def test_metrics_do_not_trace_the_first_batch_twice():
+    def traces(metrics):
+        traced = []
+
+        class Counted(keras.layers.Layer):
+            def call(self, x):
+                traced.append(x.shape)
+                return x
+
+        network = keras.Sequential([keras.Input((4,)), *plain().layers, Counted()])
+        model = private(model=network, compiled={"metrics": metrics})
+        traced.clear()
+        model.train_on_batch(*data(8))
+        return len(traced)
+
+    assert traces(["accuracy"]) == traces([])
+
+
 RECURRENT = [keras.layers.Reshape((2, 2)), keras.layers.LSTM(2)]
 
 

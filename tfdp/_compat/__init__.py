@@ -5,12 +5,16 @@ Keras or TensorFlow that begins with an underscore. `tests/_compat` has one test
 name. If a new version changes a borrowed name, the failing test says which one.
 
 Every package of tfdp that needs TensorFlow imports from this package. On import, this package refuses
-other Keras backends and versions below the first tested one. A version beyond the last tested one
-causes a warning, since a borrowed name may be gone or have changed its meaning.
+Windows, other Keras backends and versions below the first tested one. A version beyond the last tested
+one causes a warning, since a borrowed name may be gone or have changed its meaning.
 """
 
 import re
+import sys
 import warnings
+
+if sys.platform == "win32":  # which has neither its locks nor its permissions of secret files
+    raise ImportError("tfdp runs on Linux and macOS. On Windows, use it in WSL 2.")
 
 # Imported under other names, because this package has modules `keras` and `tensorflow` of its own.
 import keras as the_keras

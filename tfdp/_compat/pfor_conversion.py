@@ -40,8 +40,34 @@ def created(pfor_input, inputs) -> list:
         pfor_input: the operation, as a rule receives it.
         inputs: tensors.
     """
-    dtypes = [output.dtype for output in pfor_input.outputs]
-    return pfor._create_op(pfor_input.op_type, inputs, dtypes, pfor_input.op.node_def.attr).outputs
+    return with_inputs(pfor_input.op, inputs)
+
+
+def with_inputs(operation, inputs) -> list:
+    """Returns the outputs of an operation like `operation`, with other inputs."""
+    dtypes = [output.dtype for output in operation.outputs]
+    return pfor._create_op(operation.type, inputs, dtypes, operation.node_def.attr).outputs
+
+
+def called(pfor_input, name: str, inputs: list) -> list:
+    """The conversion of a call of a function of the graph.
+
+    Args:
+        pfor_input: the operation, as a rule receives it.
+        name: the function.
+        inputs: its inputs, as `pfor_input` has them.
+    """
+    function, outer = pfor_input.op.graph._get_function(name), pfor_input.pfor
+    inner = pfor.PFor(
+        loop_var=outer.loop_var,
+        loop_len=outer.loop_len_vector[0],
+        pfor_ops=function.graph.get_operations(),
+        fallback_to_while_loop=outer.fallback_to_while_loop,
+        all_indices=outer.all_indices,
+        all_indices_partitioned=outer.all_indices_partitioned,
+        pfor_config=outer.pfor_config,
+    )
+    return pfor._convert_function_call(function, inner, inputs)
 
 
 def looped(pfor_input) -> list:

@@ -6,10 +6,12 @@ Where the inputs have a batch axis, the examples are merged with it, so one oper
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework.tensor_util import try_evaluate_constant
 
 from tfdp._compat.pfor_conversion import (
     Loop,
     apart,
+    called,
     created,
     is_apart,
     list_ops,
@@ -241,6 +243,19 @@ def roll(own, pfor_input):
 @rule("While", "StatelessWhile")
 def loop(_, pfor_input):
     return Loop(pfor_input)()
+
+
+@rule("If", "StatelessIf")
+def branch(own, pfor_input):
+    """Converts only the branch that is taken where known shapes decide, as in Keras' `Resizing`.
+
+    TensorFlow's rule cannot stack what the other branch leaves out for the gradient.
+    """
+    condition = try_evaluate_constant(pfor_input.op.inputs[0])
+    if condition is None:
+        return own(pfor_input)
+    name = pfor_input.get_attr("then_branch" if condition else "else_branch").name
+    return called(pfor_input, name, pfor_input.inputs[1:])
 
 
 @rule("Case", "StatelessCase")

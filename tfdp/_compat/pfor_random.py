@@ -1,59 +1,95 @@
-"""Lets `tf.vectorized_map` draw stateless random numbers per example.
+"""Random numbers of rows: the same in `tf.vectorized_map`, in a loop, and in any part of a lot.
 
-`tf.vectorized_map` has no rule for the current stateless random ops when their seed differs from
-example to example (a Keras Dropout layer inside a per-example function), and raises an error.
+What a row draws depends on the lot's seed, the number of the draw and the row's place in the lot. Every
+row has a seed of its own (`seeds_of_rows`). But most draws come from that seed and constants alone. One
+operation makes these for all rows, from the lot's seed, since TensorFlow has none with several seeds;
+each row has the blocks of Philox's counter that follow from its place. The engines say which seeds
+these are (`mark_own_seeds`); in a loop, `draw_by_place` has a row draw from its own blocks.
 
-The engines give every example of a chunk a seed of its own (`seeds_of_rows`) and say which tensors
-these are (`mark_own_seeds`). Numbers drawn from such a seed, and from constants, only have to be
-independent for every example. So the rules below draw one tensor with a leading example axis from the
-seed of the first example, at the price of one op. Any other seed may be part of the example. From it
-each example draws what it would draw alone, in a loop over the examples; otherwise the seed of one
-example would change the numbers of all others.
+Any other seed may be part of the example. From it each example draws what it would draw alone, in a
+loop over the examples; otherwise the seed of one example would change the numbers of all others.
 """
 
 import tensorflow as tf
 
-from tfdp._compat.pfor_conversion import created, looped, rule, wrap
+from tfdp._compat.pfor_conversion import created, looped, rule, with_inputs, wrap
 
-# Operations with the inputs shape, key, counter, algorithm, and their parameters.
+# Operations with the inputs shape, key, counter, algorithm and parameters, which make a fixed number of
+# numbers from one block of Philox: 128 bits, of which a number takes 32 or 64.
 _SAMPLERS = (
-    "StatelessRandomGammaV3",
     "StatelessRandomNormalV2",
     "StatelessRandomUniformFullIntV2",
     "StatelessRandomUniformIntV2",
     "StatelessRandomUniformV2",
-    "StatelessTruncatedNormalV2",
 )
-_SHAPE, _KEY, _COUNTER, _FIRST_PARAMETER = 0, 1, 2, 4
+_SHAPE, _KEY, _COUNTER, _ALGORITHM, _FIRST_PARAMETER = range(5)
 _ROW_STRIDE = 0x85EBCA6B  # odd, so that no two of the first 2^32 rows share a seed
-_KEY_STRIDE = 0x9E3779B97F4A7C15  # odd, for the same reason
 _OWN = "tfdp_own_seed"  # the attribute of an operation that gives a row its own seed
 
 
-def seeds_of_rows(seed: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    """Returns [rows, 2]: a seed for every row, of which the first is `seed` itself.
+def seeds_of_rows(seed: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
+    """Returns [rows, 2]: a seed for every row; that of place 0 is `seed` itself.
 
     Args:
         seed: integers [2], the state of a `keras.random.SeedGenerator`: a seed and a counter.
-        rows: int32 scalar.
+        places: int32 [rows], the rows' places in the lot.
     """
-    shifts = tf.cast(tf.range(rows), seed.dtype) * tf.constant(_ROW_STRIDE, seed.dtype)
+    shifts = tf.cast(places, seed.dtype) * tf.constant(_ROW_STRIDE, seed.dtype)
     return seed + tf.stack([shifts, tf.zeros_like(shifts)], axis=1)
 
 
-def mark_own_seeds(seeds) -> None:
-    """Declares that `seeds`, tensors of a row in a vectorized function, are from `seeds_of_rows`."""
-    for seed in seeds:
-        setattr(seed.op, _OWN, True)  # it is freed together with the graph
+def mark_own_seeds(seeds: list, of_lot: list, place: tf.Tensor) -> None:
+    """Declares that `seeds`, tensors of a row that is traced, are from `seeds_of_rows`.
+
+    Args:
+        seeds: the seeds of the row.
+        of_lot: the seeds that these were made from.
+        place: int32 scalar: in a vectorized function that of the first row, in a loop that of the row.
+    """
+    for seed, lot in zip(seeds, of_lot, strict=True):
+        setattr(seed.op, _OWN, (lot, place))  # it is freed together with the graph
 
 
-def _is_own(tensor) -> bool:
-    """Whether a tensor of one row is computed from own seeds and constants, and nothing else."""
-    left, seen, found = [tensor.op], set(), False
+def draw_by_place(graph: tf.Graph) -> None:
+    """Has the samplers of a row that is traced draw what they draw for it in a vectorized function.
+
+    Args:
+        graph: the graph of the row.
+    """
+    for operation in graph.get_operations():
+        if operation.type == "StatelessRandomGetKeyCounter" and (found := _of_lot(operation)):
+            key, counter, place = found
+            for sampler in operation.outputs[0].consumers():
+                shifted = _counter_at(place, sampler, sampler.inputs[_SHAPE], counter)
+                sampler._update_input(_KEY, key)
+                sampler._update_input(_COUNTER, shifted)
+
+
+def _of_lot(operation):
+    """Returns (key, counter, place) of the lot for an operation that makes the key of a row, or None.
+
+    They exist if the row's key comes from own seeds and constants, and only samplers use it, whose
+    parameters are constants.
+    """
+    users = [user for output in operation.outputs for user in output.consumers()]
+    fit = all(
+        user.type in _SAMPLERS and all(p.op.type == "Const" for p in user.inputs[_FIRST_PARAMETER:])
+        for user in users
+    )
+    marks: list = []
+    if not (fit and _is_own(operation.inputs[0], marks)):
+        return None
+    seed = _for_the_lot(operation.inputs[0])
+    return (*tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed), marks[0][1])
+
+
+def _is_own(tensor, marks: list) -> bool:
+    """Whether a tensor of one row is computed from own seeds and constants only; adds their marks."""
+    left, seen = [tensor.op], set()
     while left:
         operation = left.pop()
         if hasattr(operation, _OWN):
-            found = True
+            marks.append(getattr(operation, _OWN))
         elif operation not in seen:
             seen.add(operation)
             if operation.type == "PlaceholderWithDefault":  # the number of the row
@@ -61,40 +97,59 @@ def _is_own(tensor) -> bool:
             if operation.type != "Const" and not operation.inputs:
                 return False
             left += [source.op for source in operation.inputs]
-    return found
+    return bool(marks)
 
 
-def _shared_or_own(pfor_input, index):
-    return not pfor_input.input(index).is_stacked or _is_own(pfor_input.op.inputs[index])
+def _for_the_lot(tensor):
+    """Computes a tensor of a row once more, with the lot's seed in place of the row's."""
+    operation = tensor.op
+    if hasattr(operation, _OWN):
+        return getattr(operation, _OWN)[0]
+    if operation.type == "Const":
+        return tensor
+    found = with_inputs(operation, [_for_the_lot(source) for source in operation.inputs])
+    return found[tensor.value_index]
 
 
-def _first(pfor_input, index):
-    value = pfor_input.input(index)
-    return value.t[0] if value.is_stacked else value.t
+def _numbers_of_block(sampler):
+    return 16 // max(sampler.outputs[0].dtype.size, 4)
 
 
-@rule(*_SAMPLERS)
-def sampler(_, pfor_input):
-    count = pfor_input.num_inputs
-    if any(pfor_input.input(index).is_stacked for index in range(_FIRST_PARAMETER, count)):
-        return looped(pfor_input)
-    if not all(_shared_or_own(pfor_input, index) for index in (_KEY, _COUNTER)):
-        return looped(pfor_input)
-    shape = pfor_input.unstacked_input(_SHAPE)
-    rows = tf.cast(pfor_input.pfor.loop_len_vector, shape.dtype)
-    inputs = [_first(pfor_input, index) for index in range(1, count)]
-    drawn = created(pfor_input, [tf.concat([rows, shape], axis=0), *inputs])
-    return [wrap(output, True) for output in drawn]
+def _blocks(sampler, shape):
+    """How many blocks the numbers of one row take, an int or a scalar."""
+    numbers = sampler.outputs[0].shape.num_elements()
+    return -(-(tf.reduce_prod(shape) if numbers is None else numbers) // _numbers_of_block(sampler))
+
+
+def _counter_at(place, sampler, shape, counter):
+    shift = tf.cast(place, tf.uint64) * tf.cast(_blocks(sampler, shape), tf.uint64)
+    return counter + shift * tf.constant([1, 0], tf.uint64)  # the low word is 0 before
 
 
 @rule("StatelessRandomGetKeyCounter")
 def key(_, pfor_input):
-    if not _shared_or_own(pfor_input, 0):
+    found = _of_lot(pfor_input.op)
+    if found is None:
         return looped(pfor_input)
-    found, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=_first(pfor_input, 0))
-    rows = tf.range(pfor_input.pfor.loop_len_vector[0])
-    # Every row gets a key of its own, for operations that draw in a loop. The first row has the key
-    # that TensorFlow makes from this seed.
-    shifts = tf.cast(rows, found.dtype)[:, tf.newaxis] * tf.constant(_KEY_STRIDE, found.dtype)
+    setattr(pfor_input.op, _OWN, found)
+    rows = tf.cast(tf.zeros([pfor_input.pfor.loop_len_vector[0], 1]), tf.uint64)
     # Not by tf.broadcast_to, which has no kernel for these numbers on a GPU.
-    return wrap(found + shifts, True), wrap(counter + tf.zeros_like(shifts), True)
+    return [wrap(word + rows, True) for word in found[:2]]
+
+
+@rule(*_SAMPLERS, "StatelessRandomGammaV3", "StatelessTruncatedNormalV2")
+def sampler(_, pfor_input):
+    operation = pfor_input.op
+    found = getattr(operation.inputs[_KEY].op, _OWN, None)
+    if found is None:
+        return looped(pfor_input)
+    key, counter, first = found
+    shape = pfor_input.unstacked_input(_SHAPE)
+    rows = pfor_input.pfor.loop_len_vector
+    counter = _counter_at(first, operation, shape, counter)
+    # A row begins with a block of its own.
+    size = tf.reshape(_blocks(operation, shape) * _numbers_of_block(operation), [1])
+    others = [pfor_input.unstacked_input(i) for i in range(_ALGORITHM, pfor_input.num_inputs)]
+    (drawn,) = created(pfor_input, [tf.concat([rows, size], 0), key, counter, *others])
+    drawn = drawn[:, : operation.outputs[0].shape.num_elements() or tf.reduce_prod(shape)]
+    return [wrap(tf.reshape(drawn, tf.concat([rows, shape], 0)), True)]

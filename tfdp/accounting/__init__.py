@@ -12,44 +12,46 @@ Example:
     nothing (zero_out).
 """
 
+from typing import TYPE_CHECKING
+
 from tfdp._lazy import importing
 
-_PUBLIC = {
-    "Run": "run",
-    "describe": "described",
-    "steps_for": "described",
-    "Sampling": "sampling",
-    "sampling_names": "sampling",
-    "Contribution": "contribution",
-    "Mechanism": "mechanisms",
-    "Encoding": "encoding",
-    "Strategy": "strategies",
-    "strategy": "strategies",
-    "Guarantee": "guarantee",
-    "VACUOUS_ABOVE": "guarantee",
-    "claimed": "composition",
-    "proven": "composition",
-    "claimed_composition": "composition",
-    "proven_composition": "composition",
-    "delta_warning": "guarantee",
-    "register_mechanism": "mechanisms",
-    "mechanism_names": "mechanisms",
-    "noise_for": "calibration",
-    "max_steps": "calibration",
-    "epsilon_curve": "calibration",
-    "CalibrationError": "calibration",
-    "PrivacyBudget": "ledger",
-    "BudgetExhausted": "ledger",
-    "Ledger": "ledger",
-    "LedgerError": "ledger",
-    "statement": "statements",
-    "Statement": "statements",
-    "draw_trials": "search",
-    "best_bands": "band_choice",
-    "BandChoice": "band_choice",
-    "compute_dp_sgd_privacy": "tensorflow_privacy",
-    "compute_dp_sgd_privacy_statement": "tensorflow_privacy",
-}
-
-__all__ = [*_PUBLIC]
-__getattr__, __dir__ = importing(__name__, _PUBLIC)
+if TYPE_CHECKING:
+    from tfdp.accounting.band_choice import BandChoice as BandChoice
+    from tfdp.accounting.band_choice import best_bands as best_bands
+    from tfdp.accounting.calibration import CalibrationError as CalibrationError
+    from tfdp.accounting.calibration import epsilon_curve as epsilon_curve
+    from tfdp.accounting.calibration import max_steps as max_steps
+    from tfdp.accounting.calibration import noise_for as noise_for
+    from tfdp.accounting.composition import claimed as claimed
+    from tfdp.accounting.composition import claimed_composition as claimed_composition
+    from tfdp.accounting.composition import proven as proven
+    from tfdp.accounting.composition import proven_composition as proven_composition
+    from tfdp.accounting.contribution import Contribution as Contribution
+    from tfdp.accounting.described import describe as describe
+    from tfdp.accounting.described import steps_for as steps_for
+    from tfdp.accounting.encoding import Encoding as Encoding
+    from tfdp.accounting.guarantee import VACUOUS_ABOVE as VACUOUS_ABOVE
+    from tfdp.accounting.guarantee import Guarantee as Guarantee
+    from tfdp.accounting.guarantee import delta_warning as delta_warning
+    from tfdp.accounting.ledger import BudgetExhausted as BudgetExhausted
+    from tfdp.accounting.ledger import Ledger as Ledger
+    from tfdp.accounting.ledger import LedgerError as LedgerError
+    from tfdp.accounting.ledger import PrivacyBudget as PrivacyBudget
+    from tfdp.accounting.mechanisms import Mechanism as Mechanism
+    from tfdp.accounting.mechanisms import mechanism_names as mechanism_names
+    from tfdp.accounting.mechanisms import register_mechanism as register_mechanism
+    from tfdp.accounting.run import Run as Run
+    from tfdp.accounting.sampling import Sampling as Sampling
+    from tfdp.accounting.sampling import sampling_names as sampling_names
+    from tfdp.accounting.search import draw_trials as draw_trials
+    from tfdp.accounting.statements import Statement as Statement
+    from tfdp.accounting.statements import statement as statement
+    from tfdp.accounting.strategies import Strategy as Strategy
+    from tfdp.accounting.strategies import strategy as strategy
+    from tfdp.accounting.tensorflow_privacy import compute_dp_sgd_privacy as compute_dp_sgd_privacy
+    from tfdp.accounting.tensorflow_privacy import (
+        compute_dp_sgd_privacy_statement as compute_dp_sgd_privacy_statement,
+    )
+else:
+    __getattr__, __dir__, __all__ = importing(__name__)

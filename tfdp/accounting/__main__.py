@@ -49,8 +49,8 @@ def _statement(flags: Flags) -> str:
         )
     if found.chosen:
         lines.append(f"Chosen by default: {plan.flag_words(found.chosen)}")
-    lines += found.notes
-    return "\n".join([*lines, "", statement.text()] if lines else [statement.text()])
+    said = statement.text(flags.full, more="--full")
+    return "\n".join([*lines, *found.notes, "", said] if lines or found.notes else [said])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

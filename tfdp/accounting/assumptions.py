@@ -25,6 +25,7 @@ from tfdp.accounting.sentences import (
     always,
     first_of,
     mechanism_is,
+    said,
     sampling_is,
 )
 
@@ -42,10 +43,12 @@ START = {
         "loaded later without their ledger, do not depend on these data: they are fresh, or come "
         "from public data. Weights averaged from models that were trained on these data, or "
         "trained on outputs of such models (distillation), do depend on them, unless Ledger.merge "
-        f"added those models' ledgers. {_BETWEEN} Nobody checked this."
+        f"added those models' ledgers. {_BETWEEN} Nobody checked this.",
+        "initial weights independent of these data",
     ),
     "public": Declared(
-        f"The user declared that the weights at the start do not depend on these data. {_BETWEEN}"
+        f"The user declared that the weights at the start do not depend on these data. {_BETWEEN}",
+        "initial weights declared public",
     ),
 }
 
@@ -59,51 +62,51 @@ def _other_family(run: Run) -> bool:
     return isinstance(run.mechanism, DiscreteSGD) and run.mechanism.encoding.noise != GAUSSIAN
 
 
-# What only the user can confirm. Conditions get the run and its `Analysis`.
+# What only the user can confirm, by its name in short. Conditions get the run and its `Analysis`.
 DECLARED: Table = {
-    "start is assumed": (lambda run, _: run.start == "assumed", START["assumed"]),
-    "start is public": (lambda run, _: run.start == "public", START["public"]),
-    "records": (
+    START["assumed"].name: (lambda run, _: run.start == "assumed", START["assumed"]),
+    START["public"].name: (lambda run, _: run.start == "public", START["public"]),
+    "each row a record of its own": (
         lambda run, _: run.contribution.examples_per_person is None,
         "A record is one row of the training data, computed from that record alone, by "
         "constants that do not depend on the others, also in functions of map. Scalers, "
         "vocabularies, windows or class weights that were made from all rows break this. A person "
         "with more records than stated is protected less (max_examples_per_user).",
     ),
-    "people": (
+    "all rows of a person under one id": (
         lambda run, _: run.contribution.examples_per_person is not None,
         "A person is all rows with one privacy id, computed from that person's data alone, by "
         "constants that do not depend on the others, also in functions of map. Scalers, "
         "vocabularies or class weights that were made from all rows break this.",
     ),
-    "steps": (
+    "steps planned in advance": (
         always,
         "The number of steps, over all calls of fit, was fixed beforehand or declared by "
         "privacy.plan. Stopping earlier, or choosing among the weights, by released values or by "
         "held-out data is covered. Nobody compared held-out records with those of the training: none "
         "may be in both.",
     ),
-    "sizes": (
+    "public sizes": (
         lambda run, _: not (run.sampling.nominal or isinstance(run.sampling, Unknown)),
         "The number of {run.contribution.units} ({run.sampling.num_examples}) and the lot size "
         "({run.sampling.lot_size}) are public.",
     ),
-    "nominal sizes": (
+    "sizes fixed without the data": (
         lambda run, _: run.sampling.nominal,
         "The nominal number of {run.contribution.units} ({run.sampling.num_examples}), the lot size "
         "({run.sampling.lot_size}), the number of steps and every schedule were fixed without "
         "looking at the data.",
     ),
-    "unknown lots": (
+    "lots independent of their contents": (
         sampling_is(Unknown),
         "The lot size ({run.sampling.lot_size}) is public, and no lot held more examples. Which "
         "examples were together, and in which order, does not depend on their contents.",
     ),
-    "once in a lot": (
+    "no example twice in a lot": (
         lambda run, _: isinstance(run.sampling, Unknown) and not run.sampling.whole_epochs,
         "No example was in the same lot twice; it may have been in every lot.",
     ),
-    "once in an epoch": (
+    "each example once in an epoch": (
         sampling_is(OncePerEpoch),
         "You declared (tfdp.data.OncePerEpoch) that each example was at most once in every epoch of "
         "{run.sampling.steps_per_epoch} lots.",
@@ -112,27 +115,27 @@ DECLARED: Table = {
         lambda _, found: found.secret_sample,
         "Which examples were in a lot stays secret.",
     ),
-    "keyed order": (
+    "an order as good as random": (
         lambda run, _: isinstance(run.sampling, RandomAllocation) and run.sampling.keyed_order,
         "A permutation by SipHash, six rounds of a Feistel network, is as good as a random order of "
         "the {run.sampling.num_examples} {run.contribution.units}.",
     ),
-    "public examples": (
+    "public examples independent of private ones": (
         lambda run, _: run.contribution.public_examples > 0,
         "The {run.contribution.public_examples} public examples that normalization used "
         "were chosen and prepared without looking at the private ones, and none is a private one "
         "(only arrays in memory were compared).",
     ),
-    "users": (
+    "no more records of a user": (
         lambda run, _: run.contribution.max_examples_per_user > 1,
         "No user has more than {run.contribution.max_examples_per_user} examples, and no "
         "example of one user was made with those of another.",
     ),
-    "schedules of the means": (
+    "schedules fixed in advance": (
         mechanism_is(SIDPSGD),
         "Learning rates and momentum were fixed in advance.",
     ),
-    "codebook": (
+    "a codebook independent of the data": (
         mechanism_is(DiscreteSGD),
         "The codebook does not depend on the private data: {run.mechanism.encoding.codebook}.",
     ),
@@ -335,5 +338,5 @@ def unproven(run: Run, adjacency: str) -> str:
 
 def assumptions(run: Run, found: Analysis) -> tuple[str, ...]:
     """The sentences that have to be true for what was found about a run."""
-    declared = all_of(DECLARED, run, found, run=run)
-    return (*map(Declared, declared), *all_of(ENFORCED, run, found, run=run))
+    declared = (Declared(words, name) for name, words in said(DECLARED, run, found, run=run))
+    return (*declared, *all_of(ENFORCED, run, found, run=run))

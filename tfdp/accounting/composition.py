@@ -50,6 +50,11 @@ def claimed(run: Run, delta: float, adjacency: str = "zero_out") -> Guarantee:
     The papers' formulas are about one record added or removed, whatever the `adjacency`. For
     replace_one the guarantee has the adjacency add_or_remove_one, and says so in its assumptions.
 
+    Args:
+      run: Description of what was executed.
+      delta: Probability in (0, 1).
+      adjacency: "zero_out", "replace_one" or "add_or_remove_one".
+
     Example:
       >>> from tfdp.accounting import claimed, describe
       >>> run = describe("dpsgd", "poisson", num_examples=60000, lot_size=256,
@@ -75,6 +80,11 @@ def proven_composition(runs: Sequence[Run], delta: float, adjacency: str = "zero
     released. SI-DPSGD that continues from earlier *means* is no new run, but one with more steps.
     Without runs, epsilon is 0. Where neighbours differ by several changes (users, records that are
     replaced), group privacy takes the place of the theorems about them if it gives a smaller epsilon.
+
+    Args:
+      runs: Descriptions of what was executed.
+      delta: Probability in (0, 1).
+      adjacency: "zero_out", "replace_one" or "add_or_remove_one".
 
     Example:
       >>> from tfdp.accounting import describe, proven_composition
@@ -184,6 +194,11 @@ def claimed_composition(
 
     Claims that are Rényi divergences add. Runs whose claim is a formula for epsilon count as one run if
     only their steps differ. Several such claims, or such claims and divergences, share delta evenly.
+
+    Args:
+      runs: Descriptions of what was executed.
+      delta: Probability in (0, 1).
+      adjacency: "zero_out", "replace_one" or "add_or_remove_one".
 
     Example:
       >>> from tfdp.accounting import claimed_composition, describe

@@ -90,7 +90,13 @@ def _check_fields(fields: dict[str, Any], parts: tuple) -> None:
 
 
 def steps_for(epochs: float, num_examples: int, lot_size: int, sampling: str) -> int:
-    """Number of steps in `epochs` passes over the data, above 0 and possibly fractional.
+    """Number of steps in some passes over the data.
+
+    Args:
+      epochs: Number of passes, above 0 and possibly fractional.
+      num_examples: Number N of examples.
+      lot_size: Nominal lot size L, at most N.
+      sampling: Name of the sampling scheme, such as "poisson".
 
     Returns:
       floor(epochs * N / L) if lots are drawn at random, floor(epochs * (N // L)) otherwise.

@@ -5,8 +5,11 @@ import decimal
 import math
 from typing import Any
 
+import numpy as np
+
 from tfdp._validate import fraction, one_of, positive, refuse, whole
 from tfdp.accounting.numerics import attacks
+from tfdp.accounting.records import html_table
 
 ADJACENCIES = ("zero_out", "replace_one", "add_or_remove_one")
 KINDS = ("claimed", "proven")
@@ -34,6 +37,10 @@ def delta_warning(delta: float, num_examples: int) -> str | None:
     """Returns a warning if `delta` in (0, 1) is at least 1/N, else None.
 
     Publishing one record chosen at random, without any noise, has delta = 1/N and epsilon 0.
+
+    Args:
+      delta: Probability in (0, 1).
+      num_examples: Number N of examples.
 
     Example:
       >>> from tfdp.accounting import delta_warning
@@ -89,6 +96,7 @@ class Guarantee:
       max_examples_per_user: Largest number of records of one user; the guarantee is for all of them.
       unit: Whom or what the guarantee is for where `max_examples_per_user` is 1: "record" or "person".
       assumptions: Sentences, each of which has to be true.
+      reason: Why epsilon is infinite, or None.
       mu: Parameter of the equivalent Gaussian mechanism (mu-GDP), or None.
       details: JSON-safe facts about the bound.
       losses: Privacy losses; without them, `tpr` and `advantage` follow from epsilon and delta.
@@ -154,6 +162,10 @@ class Guarantee:
         """Largest true positive rate of a test of membership at a false positive rate in (0, 1)."""
         return attacks.largest_tpr(self._curve, fraction("fpr", fpr))
 
+    def largest_tprs(self, fprs: np.ndarray) -> np.ndarray:
+        """`tpr` of many rates at once, for plots: upper bounds slightly above it."""
+        return attacks.largest_tprs(self._curve, fprs)
+
     @property
     def advantage(self) -> float:
         """Largest difference of the true and the false positive rate of a test of membership."""
@@ -184,6 +196,22 @@ class Guarantee:
         result = {name: getattr(self, name) for name in (*fields, "advantage", "vacuous")}
         result |= {f"tpr_at_fpr_{fpr:g}": self.tpr(fpr) for fpr in (0.001, 0.01)}
         return _json_safe(result)
+
+    def __repr__(self) -> str:
+        reason = f", reason={self.reason!r}" if self.reason else ""
+        return (
+            f"Guarantee({self.kind}={rounded_up(self.epsilon, 4):g}, delta={self.delta:g}, "
+            f"adjacency={self.adjacency!r}{reason})"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (f"{self.kind} epsilon", format_epsilon(self.epsilon)),
+            ("delta", f"{self.delta:g}"),
+            ("neighbours", f"{self.neighbours} ({self.adjacency})"),
+            ("released", self.released),
+        ]
+        return html_table([*rows, *([("why", self.reason)] if self.reason else [])])
 
     def __str__(self) -> str:
         text = (

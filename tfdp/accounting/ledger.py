@@ -4,12 +4,12 @@ import dataclasses
 import json
 import numbers
 import os
-from collections.abc import Mapping
 
 from tfdp._validate import instance, text
 from tfdp.accounting.guarantee import check_adjacency, check_delta, check_epsilon, check_kind
-from tfdp.accounting.records import settle
+from tfdp.accounting.records import html_table, settle
 from tfdp.accounting.run import Run, check_run
+from tfdp.accounting.wording import executed
 
 _VERSION = 2
 
@@ -213,7 +213,7 @@ class Ledger:
                 self.add_budget(budget)
 
     @property
-    def entries(self) -> Mapping[str, Run]:
+    def entries(self) -> dict[str, Run]:
         """All runs by id, each with its spent steps (a copy)."""
         return dict(self._entries)
 
@@ -255,6 +255,14 @@ class Ledger:
 
     def __repr__(self) -> str:
         return f"Ledger(runs={len(self._entries)}, steps={sum(r.steps for r in self.runs)})"
+
+    def _repr_html_(self) -> str:
+        budgets = (
+            f"{b.kind} epsilon {b.epsilon:g} at delta {b.delta:g} ({b.adjacency})"
+            for b in self._budgets
+        )
+        rows = [("training", words) for words in executed(self.runs) or ("Nothing yet.",)]
+        return html_table([*rows, *(("budget", words) for words in budgets)])
 
     def _entry(self, run_id: str) -> Run:
         if text("run_id", run_id) not in self._entries:

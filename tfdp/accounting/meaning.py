@@ -5,14 +5,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from tfdp.accounting.assumptions import UNPROVEN
-from tfdp.accounting.guarantee import (
-    VACUOUS_ABOVE,
-    Guarantee,
-    delta_warning,
-    format_epsilon,
-    rounded_up,
-)
+from tfdp.accounting.guarantee import Guarantee, delta_warning, rounded_up
 from tfdp.accounting.mechanisms import SIDPSGD, Matrix
 from tfdp.accounting.run import Run
 from tfdp.accounting.sentences import Table, always, first_of, mechanism_is
@@ -21,8 +14,13 @@ from tfdp.accounting.sentences import Table, always, first_of, mechanism_is
 _LIKELY = 0.2
 # Above this belief in percent, an observer is practically certain.
 _CERTAIN = 99.9
-# Above this epsilon, a guarantee is weak.
-_WEAK_ABOVE = 10.0
+# Up to this epsilon, protection is strong (tier 1 of Ponomareva et al. 2023, "How to DP-fy ML").
+_STRONG = 1.0
+# Above this epsilon, the factor of the definition says nothing to a reader.
+_LARGE = 10.0
+_PROTECTION = (
+    " protection of {f.each} against anyone who sees the weights, even if they know all other data."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,17 +38,19 @@ class Facts:
         return f"one {self.proven.unit}" if one else "all records of one user"
 
     @property
+    def each(self) -> str:
+        """Whom or what the guarantee protects."""
+        if (most := self.proven.max_examples_per_user) > 1:
+            return f"each user's records together ({most} at most)"
+        return f"each {self.proven.unit}"
+
+    @property
     def used(self) -> str:
         """What an observer would like to know."""
         if self.proven.max_examples_per_user == 1 and self.proven.unit == "record":
-            return "it was used"
+            return "a record was used"
         who = "user" if self.proven.unit == "record" else self.proven.unit
-        return f"the data of this {who} were used"
-
-    @property
-    def epsilon(self) -> str:
-        """The proven epsilon for a reader."""
-        return format_epsilon(self.proven.epsilon)
+        return f"the data of a {who} were used"
 
     @property
     def belief(self) -> float:
@@ -87,66 +87,75 @@ def _any(condition: Callable[[Run], bool]) -> Callable[[Facts], bool]:
     return lambda f: any(condition(run) for run in f.runs)
 
 
-_OBSERVER = "Epsilon {f.epsilon}, for {f.one}: an observer who knows all other data "
+# How strong the protection is: the first row that holds.
+VERDICT: Table = {
+    "infinite": (
+        lambda f: math.isinf(f.proven.epsilon),
+        "No protection is proven. Do not call these weights private. {f.proven.reason}",
+    ),
+    "vacuous": (
+        lambda f: f.proven.vacuous,
+        "No meaningful protection: an observer may become as good as certain of {f.one}. Do not call "
+        "these weights private.",
+    ),
+    "delta": (lambda f: f.delta_warning is not None, "No meaningful protection: {f.delta_warning}"),
+    "nothing": (lambda f: not f.runs, "Nothing is spent: no training on these data is counted."),
+    "certain": (
+        lambda f: f.belief > _CERTAIN,
+        "Weak protection of {f.each}: an observer may become all but certain about it.",
+    ),
+    "unbounded": (
+        lambda f: f.rounded["chance"] > _LIKELY,
+        "Weak protection of {f.each}: an observer's certainty has no useful bound.",
+    ),
+    "moderate": (lambda f: f.proven.epsilon > _STRONG, f"Moderate{_PROTECTION}"),
+    "strong": (always, f"Strong{_PROTECTION}"),
+}
+
 _RELY = " Rely on the proven figure."
 # Topics, each with a table of which the first row that holds is said.
 MEANING: Mapping[str, Table] = {
     "belief": {
-        "infinite": (
-            lambda f: math.isinf(f.proven.epsilon),
-            "An infinite epsilon promises nothing: an observer may become certain of a record.",
-        ),
-        "vacuous": (
-            lambda f: f.proven.vacuous,
-            "An epsilon this large gives no meaningful protection: an observer may become as good "
-            "as certain of a record.",
-        ),
-        "nothing spent": (
-            lambda f: f.proven.epsilon == 0,
-            "Epsilon 0: with and without a record, the chances of whatever may be released differ "
-            "by at most delta = {f.proven.delta:g}.",
-        ),
-        "certain": (
-            lambda f: f.belief > _CERTAIN,
-            _OBSERVER + "may become all but certain about it: a weak guarantee.",
-        ),
-        "unbounded": (
-            lambda f: f.rounded["chance"] > _LIKELY,
-            "Epsilon {f.epsilon}, for {f.one}: an observer's certainty has no useful bound here.",
+        "no bound": (
+            lambda f: f.belief > _CERTAIN or f.rounded["chance"] > _LIKELY or f.proven.epsilon == 0,
+            "",
         ),
         "replaced": (
             _replaced,
-            _OBSERVER + "starts at 50:50 and ends at most {f.rounded[belief]:g}% sure which of two "
-            "candidates was used, except with a chance of at most {f.rounded[chance]:.2g} (which "
-            "is not delta).",
+            "Starting at 50:50, an observer ends at most {f.rounded[belief]:g}% sure which of two "
+            "candidates was used, except with a chance of at most {f.rounded[chance]:.2g}.",
         ),
         "used": (
             always,
-            _OBSERVER
-            + "starts at 50:50 and ends at most {f.rounded[belief]:g}% sure whether {f.used}, "
-            "except with a chance of at most {f.rounded[chance]:.2g} (which is not delta).",
+            "Starting at 50:50, an observer ends at most {f.rounded[belief]:g}% sure whether {f.used}, "
+            "except with a chance of at most {f.rounded[chance]:.2g}.",
         ),
     },
     "rates": {
-        "vacuous": (lambda f: f.proven.vacuous, ""),
+        "vacuous": (lambda f: f.proven.vacuous or not f.runs, ""),
         "replaced": (
             _replaced,
-            "A test of which of two candidates was used that mistakes the first for the second in 1% "
-            "of cases recognizes the second in at most {f.rounded[tpr]:g}%, where blind guesses reach "
-            "1% (at 0.1%: {f.rounded[small_tpr]:g}%); whatever the test, the second rate exceeds the "
-            "first by at most {f.rounded[advantage]:g} percentage points.",
+            "A test that takes the first of two candidates for the second in 1% of cases recognizes "
+            "the second in at most {f.rounded[tpr]:g}%; blind guesses reach 1%.",
         ),
         "membership": (
             always,
-            "A test of membership that wrongly accuses 1% of those that did not take part finds at "
-            "most {f.rounded[tpr]:g}% of those that did, where blind guesses reach 1% (at 0.1%: "
-            "{f.rounded[small_tpr]:g}%); whatever the test, the second rate exceeds the first by at "
-            "most {f.rounded[advantage]:g} percentage points.",
+            "A membership test with 1% false alarms finds at most {f.rounded[tpr]:g}% of what was "
+            "used; blind guesses find 1%.",
+        ),
+    },
+    "other rates": {
+        "vacuous": (lambda f: f.proven.vacuous or not f.runs, ""),
+        "finite": (
+            always,
+            "At 0.1% false alarms, a test finds at most {f.rounded[small_tpr]:g}%. Whatever the test, "
+            "what it finds exceeds its false alarms by at most {f.rounded[advantage]:g} percentage "
+            "points.",
         ),
     },
     "definition": {
         "definition": (
-            lambda f: f.proven.epsilon <= _WEAK_ABOVE,
+            lambda f: f.proven.epsilon <= _LARGE,
             "Epsilon and delta together: whatever is released from one of two neighbours has at "
             "most {f.rounded[factor]:g} times the chance that it has from the other, plus "
             "{f.proven.delta:g}.",
@@ -211,8 +220,7 @@ MEANING: Mapping[str, Table] = {
         ),
         "larger": (
             lambda f: f.claimed.epsilon > f.proven.epsilon,
-            "Claimed is larger: the paper's formula is looser than the theorem about this run."
-            + _RELY,
+            "Claimed is larger: that formula is looser than the theorem about this run." + _RELY,
         ),
         "means": (
             _any(mechanism_is(SIDPSGD)),
@@ -248,21 +256,10 @@ MEANING: Mapping[str, Table] = {
     },
 }
 
-WARNINGS: Table = {
-    "insecure seed": (_any(lambda run: run.insecure_seed), UNPROVEN["insecure seed"][1]),
-    "vacuous": (
-        lambda f: f.proven.vacuous,
-        "Nothing meaningful is proven about these weights. Do not call them private.",
-    ),
-    "weak": (
-        lambda f: _WEAK_ABOVE < f.proven.epsilon <= VACUOUS_ABOVE,
-        f"An epsilon above {_WEAK_ABOVE:g} is a weak guarantee: an observer may become all but certain "
-        "about {f.one}.",
-    ),
-    "delta": (lambda f: f.delta_warning is not None, "{f.delta_warning}"),
-}
-
-# Said where the proven epsilon is finite.
+# Said where the proven epsilon is finite, in short and at length.
+NOT_COVERED_SHORT = (
+    "training metrics and choices by them, other models of these data, your own code."
+)
 NOT_COVERED = (
     "Figures computed on private data without noise: training loss and accuracy, other metrics and "
     "diagnostics, and whatever is computed on validation data, which are not protected at all.",

@@ -103,6 +103,9 @@ def register_mechanism(kind: type[Mechanism]) -> type[Mechanism]:
     It has the theorem (`proofs.PROOFS`), the claim (`claims.CLAIMS`) and the sentences of the class
     that it derives from, unless their tables have entries of its own.
 
+    Args:
+      kind: The class.
+
     Raises:
       ValueError: If the class has no name, or another class is registered under the name.
 

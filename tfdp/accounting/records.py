@@ -5,7 +5,9 @@ its fields under their own names, and the part's `name` if that is not a field i
 """
 
 import dataclasses
+import html
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -60,3 +62,27 @@ def _table(coded: dict[str, list]) -> tuple:
         raise ValueError(f"Expected a schedule with values and counts. Received {coded!r}.")
     repeated = map(itertools.repeat, coded["values"], coded["counts"])
     return tuple(itertools.chain.from_iterable(repeated))
+
+
+def brief(*parts: Any) -> str:
+    """The fields of parts whose values are no defaults, in the order of the parts."""
+    shown = []
+    for part in parts:
+        for field in dataclasses.fields(part):
+            value = getattr(part, field.name)
+            if dataclasses.is_dataclass(value) and value in parts:
+                continue
+            if value != field.default:
+                long = isinstance(value, tuple) and len(value) > 3
+                shown.append(f"{field.name}={f'<{len(value)} values>' if long else repr(value)}")
+    return ", ".join(shown)
+
+
+def html_table(rows: Iterable[tuple[str, str]]) -> str:
+    """A table of headings and words for a notebook, in the colours of its theme."""
+    cells = "".join(
+        f'<tr><th style="text-align: left; vertical-align: top">{html.escape(name)}</th>'
+        f'<td style="text-align: left">{html.escape(words)}</td></tr>'
+        for name, words in rows
+    )
+    return f"<table>{cells}</table>"

@@ -12,7 +12,7 @@ import numpy as np
 from tfdp._validate import flag, instance, instances, one_of, whole
 from tfdp.accounting.contribution import Contribution
 from tfdp.accounting.mechanisms import Mechanism, mechanism_class
-from tfdp.accounting.records import from_record, settle, to_record
+from tfdp.accounting.records import brief, from_record, settle, to_record
 from tfdp.accounting.sampling import Sampling, sampling_class
 
 STARTS = ("assumed", "public")
@@ -77,6 +77,10 @@ class Run:
         )
         self.contribution.check(self.sampling)
         self.mechanism.check(self.steps, self.contribution)
+
+    def __repr__(self) -> str:
+        parts = brief(self.mechanism, self.sampling, self.contribution, self)
+        return f"Run({self.mechanism.name!r}, {self.sampling.name!r}, {parts})"
 
     @property
     def described_steps(self) -> int | None:

@@ -29,16 +29,25 @@ from tfdp.accounting.sentences import Declared
 
 # Outcomes that are left out count e^epsilon times, so they have to be much rarer than delta.
 _TAILS = 1e-9
-_ASSUMPTIONS = (
-    "The number of trials was drawn before the search, by draw_trials({mean:g}), and followed.",
-    "Each trial drew its settings at random, whatever other trials found, and none that could have "
-    "been drawn costs more than the dearest trial here.",
-    "Nothing but the best trial is released: not their number, the others or their ledgers.",
-)
+_ASSUMPTIONS = {
+    "a number of trials by draw_trials": (
+        "The number of trials was drawn before the search, by draw_trials({mean:g}), and followed."
+    ),
+    "settings drawn at random": (
+        "Each trial drew its settings at random, whatever other trials found, and none that could have "
+        "been drawn costs more than the dearest trial here."
+    ),
+    "only the best trial released": (
+        "Nothing but the best trial is released: not their number, the others or their ledgers."
+    ),
+}
 
 
 def draw_trials(mean: float) -> int:
-    """Draws a number of trials of a mean above 1: geometric, from the operating system's entropy.
+    """Draws a number of trials: geometric, from the operating system's entropy.
+
+    Args:
+      mean: Mean of the number, above 1.
 
     Example:
       >>> from tfdp.accounting import draw_trials
@@ -88,7 +97,7 @@ def of_random_search(
         details={"conversion": "RDP of the best of a random number of trials", "rdp_order": order},
         assumptions=(
             *dearest.assumptions,
-            *(Declared(each.format(mean=mean)) for each in _ASSUMPTIONS),
+            *(Declared(words.format(mean=mean), name) for name, words in _ASSUMPTIONS.items()),
         ),
     )
 

@@ -10,9 +10,17 @@ Table = Mapping[str, tuple[Callable[..., bool], str]]
 
 
 class Declared(str):
-    """An assumption that only the user can confirm; tfdp enforces the others, where it trains."""
+    """An assumption that only the user can confirm; tfdp enforces the others, where it trains.
 
-    __slots__ = ()
+    `name` is the assumption in a few words.
+    """
+
+    name: str
+
+    def __new__(cls, sentence: str, name: str = "") -> "Declared":
+        declared = super().__new__(cls, sentence)
+        declared.name = name
+        return declared
 
 
 def said(table: Table, *about: Any, **fields: Any) -> Iterator[tuple[str, str]]:

@@ -1,10 +1,11 @@
 """The privacy statement: both guarantees in plain words, with what they do not cover.
 
-It has three formats: text for a terminal (`text`), a JSON record (`to_dict`) and a section of a model
-card (`markdown`).
+It has four formats: five lines, or the whole text, for a terminal (`text`), a table for a notebook, a
+JSON record (`to_dict`) and a section of a model card (`markdown`).
 """
 
 import dataclasses
+import html
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -12,16 +13,18 @@ from typing import Any
 from tfdp.accounting import wording
 from tfdp.accounting.assumptions import START
 from tfdp.accounting.composition import claimed_composition, proven_composition
-from tfdp.accounting.guarantee import Guarantee, format_epsilon
+from tfdp.accounting.guarantee import Guarantee, format_epsilon, rounded_up
 from tfdp.accounting.ledger import Ledger
-from tfdp.accounting.meaning import NOT_COVERED, WARNINGS, Facts, meaning
+from tfdp.accounting.meaning import NOT_COVERED, NOT_COVERED_SHORT, VERDICT, Facts, meaning
+from tfdp.accounting.records import html_table
 from tfdp.accounting.run import Run, check_runs
 from tfdp.accounting.search import of_random_search
-from tfdp.accounting.sentences import Declared, all_of
+from tfdp.accounting.sentences import Declared, first_of
 
 _FIXED_SEARCH = Declared(
     "The number of trials, and noise, lots and steps of each, were fixed beforehand, or follow rules "
-    "that use no private results."
+    "that use no private results.",
+    "a search planned in advance",
 )
 
 
@@ -30,6 +33,7 @@ class Statement:
     """Everything that a reader has to know about the privacy of some trained weights.
 
     Attributes:
+      verdict: How strong the protection is, in words; or why there is none.
       executed: One sentence for each different run that was executed, or planned.
       released: The released values that the guarantees are about.
       neighbours: The neighbouring relation of the proven guarantee, in words.
@@ -37,7 +41,6 @@ class Statement:
       meaning: Sentences that explain the numbers, by topic: one of `meaning.MEANING`, or "search".
       assumptions: Sentences that have to be true for the proven guarantee to hold.
       not_covered: What the guarantees do not cover.
-      warnings: Problems of this training or of the chosen delta.
       planned: Whether the runs were described, and not counted by a ledger while they were executed.
 
     Example:
@@ -48,6 +51,7 @@ class Statement:
       ## Privacy
     """
 
+    verdict: str
     executed: tuple[str, ...]
     released: str
     neighbours: str
@@ -56,7 +60,6 @@ class Statement:
     meaning: dict[str, str]
     assumptions: tuple[str, ...]
     not_covered: tuple[str, ...]
-    warnings: tuple[str, ...]
     planned: bool = True
 
     @classmethod
@@ -135,6 +138,7 @@ class Statement:
         """Makes the statement of runs whose guarantees the caller has computed already."""
         facts = Facts(runs, claimed, proven)
         return cls(
+            verdict=first_of(VERDICT, facts, f=facts),
             executed=wording.executed(runs) or ("Nothing yet.",),
             released=f"{proven.released}."
             + (" The guarantee is for all of this together." if runs and not proven.reason else ""),
@@ -144,7 +148,6 @@ class Statement:
             meaning=meaning(facts),
             assumptions=proven.assumptions or (() if runs else (START["assumed"],)),
             not_covered=() if math.isinf(proven.epsilon) else NOT_COVERED,
-            warnings=all_of(WARNINGS, facts, f=facts),
             planned=planned,
         )
 
@@ -155,53 +158,76 @@ class Statement:
         parts["meaning"] = [*self.meaning.values()]
         return {name: [*v] if isinstance(v, tuple) else v for name, v in parts.items()}
 
-    def text(self) -> str:
-        """Returns the statement as several lines of text for a terminal."""
-        lines = [
-            f"Privacy statement{' about a plan: tfdp has trained nothing' if self.planned else ''}",
-            *(f"Warning: {sentence}" for sentence in self.warnings),
-            *(f"{'Planned' if self.planned else 'Executed'}: {each}" for each in self.executed),
-            f"Released: {self.released}",
-            f"Neighbours: {self.neighbours}",
-            *self._figures(),
+    def rows(self) -> list[tuple[str, str]]:
+        """Returns the statement in five rows or fewer, each a heading and words."""
+        trained = (
+            self.executed[0] if len(self.executed) == 1 else f"{len(self.executed)} trainings."
+        )
+        plan = " This is a plan: nothing is trained yet." if self.planned else ""
+        basis = f"{'if trained as planned' if self.planned else 'of what was trained'}: {trained}"
+        confirm = "; ".join(each.name for each in self.assumptions if isinstance(each, Declared))
+        covered = f"Not covered: {NOT_COVERED_SHORT}" if self.not_covered else ""
+        rows = [
+            ("Verdict", self.verdict + plan),
+            ("Attacker", self._of("belief", "rates")),
+            ("Proven", f"{figure(self.proven)}, {basis}"),
+            (
+                "Claimed",
+                f"{figure(self.claimed)}, by the paper's formula. {self._of('comparison')}",
+            ),
+            ("Confirm", f"{confirm}. {covered}" if confirm else ""),
         ]
+        return [(name, words.strip()) for name, words in rows if words]
+
+    def text(self, full: bool = False, more: str = "full=True") -> str:
+        """Returns the statement as text for a terminal.
+
+        Args:
+          full: Whether it has all assumptions, explanations and limits, or five lines.
+          more: What the reader has to do to see the full one.
+        """
+        lines = [f"{name + ':':9} {words}" for name, words in self.rows()]
+        if not full:
+            lines[-1] += f" Everything at length: {more}."
+            return "\n".join(lines)
+        about = " about a plan: tfdp has trained nothing" if self.planned else ""
+        lines = [f"Privacy statement{about}", *lines]
+        lines += [f"Released: {self.released}", f"Neighbours: {self.neighbours}"]
         for title, sentences in self._lists():
             lines += [f"{title}:", *(f"  - {sentence}" for sentence in sentences)]
         return "\n".join(lines)
 
     def markdown(self) -> str:
         """Returns the statement as a section of a model card, in Markdown."""
-        rows = (
-            f"| {g.kind} | {format_epsilon(g.epsilon)} | {g.delta:g} | {g.adjacency} |"
-            for g in (self.proven, self.claimed)
+        table = (
+            "| guarantee | epsilon | delta | neighbours |",
+            "| --- | --- | --- | --- |",
+            *(
+                f"| {g.kind} | {format_epsilon(g.epsilon)} | {g.delta:g} | {g.adjacency} |"
+                for g in (self.proven, self.claimed)
+            ),
         )
-        table = ("| guarantee | epsilon | delta | neighbours |", "| --- | --- | --- | --- |", *rows)
-        blocks = ["## Privacy", *(f"> **Warning:** {sentence}" for sentence in self.warnings)]
-        blocks.append("\n".join(table))
-        if self.proven.reason:
-            blocks.append(f"Why: {self.proven.reason}")
+        blocks = ["## Privacy", f"**{self.verdict}**", "\n".join(table)]
         blocks += [f"Released: {self.released}", f"Neighbours: {self.neighbours}"]
-        done = "What is planned" if self.planned else "What was executed"
-        for title, sentences in ((done, self.executed), *self._lists()):
+        for title, sentences in self._lists():
             blocks += [f"### {title}", "\n".join(f"- {sentence}" for sentence in sentences)]
         return "\n\n".join(blocks) + "\n"
 
-    def _figures(self) -> list[str]:
-        claimed, proven = self.claimed, self.proven
-        basis = "for what was really sampled, computed and released"
-        if self.planned:
-            basis = "for lots, noise and steps as planned"
-        return [
-            f"Proven epsilon:  {format_epsilon(proven.epsilon)}  (delta = {proven.delta:g}, "
-            f"{proven.adjacency}; {basis})",
-            *([f"Why: {proven.reason}"] if proven.reason else []),
-            f"Claimed epsilon: {format_epsilon(claimed.epsilon)}  (delta = {claimed.delta:g}, "
-            f"{claimed.adjacency}; the paper's own formula)",
-        ]
+    def __repr__(self) -> str:
+        epsilons = (f"{g.kind}={rounded_up(g.epsilon, 4):g}" for g in (self.proven, self.claimed))
+        about = f"delta={self.proven.delta:g}, adjacency={self.proven.adjacency!r}"
+        return f"Statement({', '.join(epsilons)}, {about})"
+
+    def _repr_html_(self) -> str:
+        return html_table(self.rows())
+
+    def _of(self, *topics: str) -> str:
+        return " ".join(self.meaning[topic] for topic in topics if topic in self.meaning)
 
     def _lists(self) -> list[tuple[str, tuple[str, ...]]]:
         declared = tuple(each for each in self.assumptions if isinstance(each, Declared))
         lists = [
+            ("What is planned" if self.planned else "What was executed", self.executed),
             ("What this means", tuple(self.meaning.values())),
             ("Assumptions that you must confirm", declared),
             (
@@ -212,6 +238,12 @@ class Statement:
             ("Not covered", self.not_covered),
         ]
         return [(title, sentences) for title, sentences in lists if sentences]
+
+
+def figure(guarantee: Guarantee) -> str:
+    """A guarantee in a few words."""
+    epsilon = f"{'' if guarantee.vacuous else 'epsilon '}{format_epsilon(guarantee.epsilon)}"
+    return f"{epsilon} at delta {guarantee.delta:g} ({guarantee.adjacency})"
 
 
 def _of_the_best(trials, delta, adjacency, mean):
@@ -235,23 +267,51 @@ def _of_the_best(trials, delta, adjacency, mean):
     )
 
 
+class StatementText(str):
+    """The text of a statement, which a notebook shows as the table of its rows."""
+
+    html: str
+
+    @classmethod
+    def of(cls, statement: Statement, full: bool = False) -> "StatementText":
+        """The text of a statement, `full` or in five lines."""
+        text = cls(statement.text(full))
+        text.html = f"<pre>{html.escape(text)}</pre>" if full else statement._repr_html_()
+        return text
+
+    def _repr_html_(self) -> str:
+        return self.html
+
+
 def statement(
     runs_or_run: Run | Sequence[Run],
     delta: float,
     adjacency: str = "zero_out",
     *,
     planned: bool = True,
+    full: bool = False,
 ) -> str:
-    """The text of `Statement.of` with the same arguments.
+    """The text of `Statement.of`: five lines, or with `full` all assumptions, reasons and limits.
+
+    Args:
+      runs_or_run, delta, adjacency, planned: As in `Statement.of`.
+      full: Whether the text is the full one.
+
+    Args:
+      runs_or_run: One run, or all runs on the same data.
+      delta: Probability in (0, 1).
+      adjacency: "zero_out", "replace_one" or "add_or_remove_one".
+      planned: Whether the runs are a plan, of which nothing was executed.
 
     Example:
       >>> from tfdp.accounting import describe, statement
       >>> run = describe("dpsgd", "cyclic", num_examples=1000, lot_size=100, steps=20,
       ...                noise_multiplier=4.0)
       >>> print(statement(run, delta=1e-4))
-      Privacy statement about a plan: tfdp has trained nothing
-      ...
-      Proven epsilon:  1.145  (delta = 0.0001, zero_out; for lots, noise and steps as planned)
-      ...
+      Verdict:  Moderate protection of each record against anyone who sees the weights, ...
+      Attacker: Starting at 50:50, an observer ends at most 75.9% sure whether a record was used, ...
+      Proven:   epsilon 1.145 at delta 0.0001 (zero_out), if trained as planned: dpsgd, 20 steps ...
+      Claimed:  epsilon ...
+      Confirm:  initial weights independent of these data; ... Everything at length: full=True.
     """
-    return Statement.of(runs_or_run, delta, adjacency, planned=planned).text()
+    return StatementText.of(Statement.of(runs_or_run, delta, adjacency, planned=planned), full)

@@ -143,6 +143,7 @@ def optimized(steps: int, bands: int | None, objective: str = "mean") -> np.ndar
     one_of("objective", objective, OBJECTIVES)
     steps = whole("steps", steps, 1)
     bands = whole("bands", bands, 1, steps, remedy="Pass at most as many as there are steps.")
+    assert bands is not None  # which `whole` refuses
     start = sqrt_coefficients(bands)
     # Weight of the square of entry i of B's first column in the error: the share of the rows of B
     # that contain it for "mean", and 1 for "max", because the last row contains every entry.

@@ -93,7 +93,7 @@ def compute_dp_sgd_privacy_statement(
         lines += ["", *textwrap.wrap(paragraph, 96)]
     statement = Statement.from_guarantees([runs["poisson"]], claim, found["poisson"])
     last = "What follows is proven if lots were drawn by Poisson sampling, and not otherwise."
-    return "\n".join([*lines, "", last, "", statement.text()]) + "\n"
+    return "\n".join([*lines, "", last, "", statement.text(full=True)]) + "\n"
 
 
 def compute_dp_sgd_privacy(
@@ -101,8 +101,15 @@ def compute_dp_sgd_privacy(
 ) -> tuple[float, float | None]:
     """(epsilon, Rényi order) of DP-SGD with Poisson lots of single examples, as in TensorFlow Privacy.
 
-    `compute_dp_sgd_privacy_statement` says what is proven for other lots, and documents the arguments.
-    The order is None where another bound is smaller.
+    `compute_dp_sgd_privacy_statement` says what is proven for other lots. The order is None where
+    another bound is smaller.
+
+    Args:
+      n: Number of training examples.
+      batch_size: Nominal lot size.
+      noise_multiplier: Noise multiplier, above 0.
+      epochs: Number of passes over the data, above 0 and possibly fractional.
+      delta: Probability in (0, 1).
 
     Raises:
       ValueError: If an argument is out of range.

@@ -30,10 +30,8 @@ RELEASED: Table = {
 ADVICE: Table = {
     "means": (
         mechanism_is(SIDPSGD),
-        "At a constant learning rate, with the same fixed order of lots and the same proven "
-        "epsilon, SI-DPSGD's final weights carry at least DP-SGD's noise, and about twice as much "
-        "after ten epochs: its means keep earlier gradients without noise, and each later step has "
-        "to hide them again.",
+        "With the same fixed order of lots, proven epsilon and constant learning rate, DP-SGD's final "
+        "weights carry no more noise than these, and about half as much after ten epochs.",
     ),
 }
 

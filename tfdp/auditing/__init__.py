@@ -14,21 +14,21 @@ Example:
     epsilon is at least 2...
 """
 
+from typing import TYPE_CHECKING
+
 from tfdp._lazy import importing
 
-_PUBLIC = {
-    "Audit": "running",
-    "DiracCanaries": "canaries",
-    "ExampleCanaries": "membership",
-    "LowerBound": "bounds",
-    "Membership": "membership",
-    "Scores": "scores",
-    "audit": "running",
-    "draw": "plot",
-    "many_runs": "bounds",
-    "membership_inference": "membership",
-    "one_run": "bounds",
-}
-
-__all__ = [*_PUBLIC]
-__getattr__, __dir__ = importing(__name__, _PUBLIC)
+if TYPE_CHECKING:
+    from tfdp.auditing.bounds import LowerBound as LowerBound
+    from tfdp.auditing.bounds import many_runs as many_runs
+    from tfdp.auditing.bounds import one_run as one_run
+    from tfdp.auditing.canaries import DiracCanaries as DiracCanaries
+    from tfdp.auditing.membership import ExampleCanaries as ExampleCanaries
+    from tfdp.auditing.membership import Membership as Membership
+    from tfdp.auditing.membership import membership_inference as membership_inference
+    from tfdp.auditing.plot import draw as draw
+    from tfdp.auditing.running import Audit as Audit
+    from tfdp.auditing.running import audit as audit
+    from tfdp.auditing.scores import Scores as Scores
+else:
+    __getattr__, __dir__, __all__ = importing(__name__)

@@ -17,6 +17,7 @@ from pathlib import Path
 from absl import logging
 
 from tfdp._settings import define, setting, settings_of, typed
+from tfdp._validate import did_you_mean
 from tfdp.accounting.command import plot
 from tfdp.data.prepared import DataUnavailable
 from tfdp.experiments import command, console
@@ -61,7 +62,10 @@ def _task(arguments: list[str]) -> str:
     """The task, "audit" or "membership"; ValueError for a flag that it does not use."""
     task = arguments[1] if arguments[1:] else "audit"
     if arguments[2:] or task not in _UNUSED:
-        raise ValueError(f"Expected membership or flags only. Received {' '.join(arguments[1:])}.")
+        meant = did_you_mean(task, _UNUSED)
+        raise ValueError(
+            f"Expected membership or flags only. Received {' '.join(arguments[1:])}.{meant}"
+        )
     for name in typed(OPTIONS):
         if OPTIONS[name].group == _UNUSED[task]:
             raise ValueError(f"--{name} has no effect with the task {task}. Leave it out.")

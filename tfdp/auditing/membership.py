@@ -164,8 +164,9 @@ class Membership:
         >>> from tfdp.auditing import Membership, Scores
         >>> scores = Scores(np.arange(4.0), np.array([False, False, True, True]))
         >>> print(Membership(attacks={"lira": scores}, guarantee=None, models=1))
-        Membership of 4 examples in 1 models; nothing is proven. True positive rates:
-        at 0.1% false positives: lira 100.00%
+        Membership of 4 examples in 1 model; nothing is proven. True positive rates:
+        false positives       lira
+                   0.1%    100.00%
         ...
     """
 
@@ -186,7 +187,8 @@ class Membership:
     @property
     def title(self) -> str:
         """What was attacked, in words."""
-        return f"Membership of {self.examples:,} examples in {self.models} models"
+        models = "1 model" if self.models == 1 else f"{self.models} models"
+        return f"Membership of {self.examples:,} examples in {models}"
 
     @property
     def rates(self) -> dict[float, dict[str, float]]:
@@ -203,12 +205,14 @@ class Membership:
         if self.guarantee is not None:
             epsilon = format_epsilon(self.guarantee.epsilon)
             proven = f"proven epsilon {epsilon} at delta = {self.guarantee.delta:g}"
+        names = [*self.attacks, *(["allowed"] if self.guarantees else [])]
         lines = [f"{self.title}; {proven}. True positive rates:"]
+        lines.append(f"{'false positives':>15} {''.join(f'{name:>10}' for name in names)}")
         for fpr, rates in self.rates.items():
-            line = ", ".join(f"{name} {100 * rate:.2f}%" for name, rate in rates.items())
-            lines.append(f"at {100 * fpr:g}% false positives: {line}")
+            cells = "".join(f"{f'{100 * rates[name]:.2f}%':>10}" for name in names)
+            lines.append(f"{f'{100 * fpr:g}%':>15} {cells}")
         areas = ", ".join(f"{name} {scores.auc:.3f}" for name, scores in self.attacks.items())
-        return "\n".join([*lines, f"area under the ROC: {areas}. Weak attacks prove nothing."])
+        return "\n".join([*lines, f"Area under the ROC: {areas}. Weak attacks prove nothing."])
 
     def to_dict(self) -> dict:
         """A JSON-safe dictionary."""

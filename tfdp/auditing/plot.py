@@ -1,10 +1,10 @@
 """The picture of an attack: its true and false positive rates below those that are allowed."""
 
-from pathlib import Path
+import os
 
 import numpy as np
 
-from tfdp._palette import ATTACK, CLAIMED, GREY, PROVEN
+from tfdp._palette import ATTACK, CLAIMED, GREY, PROVEN, new_figure
 from tfdp.accounting.guarantee import format_epsilon
 from tfdp.auditing.membership import Membership
 from tfdp.auditing.running import Audit
@@ -13,7 +13,7 @@ from tfdp.auditing.running import Audit
 _FEW = 10
 
 
-def draw(found: Audit | Membership, path: str | Path) -> None:
+def draw(found: Audit | Membership, path: str | os.PathLike) -> None:
     """Draws the ROC of each attack into a file, with the curve that each guarantee allows.
 
     A stated epsilon is wrong if the attack is surely above its curve.
@@ -35,20 +35,14 @@ def draw(found: Audit | Membership, path: str | Path) -> None:
         >>> os.path.exists("roc.svg")
         True
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(6.4, 5.2))
+    figure, (axis,) = new_figure(6.4, 5.2)
     absent = max(1, *(int(np.sum(~scores.included)) for scores in found.attacks.values()))
     least = 0.5 / absent
     grid = np.geomspace(least, 0.999, 100)
     for kind, guarantee in found.guarantees.items():
         color = {"claimed": CLAIMED, "proven": PROVEN}[kind]
         label = f"allowed, {kind} {format_epsilon(guarantee.epsilon)}"
-        allowed = [guarantee.tpr(rate) for rate in grid]
-        axis.plot(grid, allowed, color=color, linewidth=2, label=label)
+        axis.plot(grid, guarantee.largest_tprs(grid), color=color, linewidth=2, label=label)
     for (name, scores), color in zip(found.attacks.items(), (ATTACK, CLAIMED), strict=False):
         fpr, tpr = scores.roc()
         fpr, sure = np.maximum(fpr, least), int(np.searchsorted(fpr, _FEW / absent))
@@ -67,10 +61,5 @@ def draw(found: Audit | Membership, path: str | Path) -> None:
         xlabel="false positive rate", ylabel="true positive rate",
     )  # fmt: skip
     axis.set_title(found.title, loc="left", fontsize=11)
-    axis.grid(color="#dddddd", linewidth=0.6)
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, fontsize=9, loc="lower right")
-    figure.tight_layout()
     figure.savefig(path, dpi=150)
-    pyplot.close(figure)

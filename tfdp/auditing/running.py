@@ -59,7 +59,7 @@ class Audit:
             f"canaries are right, in {runs}{among}, with coins of seed {self.seed}. Observed: "
             f"{self.observed}; area under the ROC {self.scores.auc:.3f}."
         )
-        return "\n".join([about, *(self.verdict(kind) for kind in self.guarantees)])
+        return "\n".join([*(self.verdict(kind) for kind in self.guarantees), about])
 
     @property
     def attacks(self) -> dict[str, Scores]:
@@ -156,8 +156,8 @@ def audit(
         ...     model.fit(x_all, y_all, batch_size=75, verbose=0, callbacks=world.callbacks)
         ...     return model
         >>> print(auditing.audit(train, auditing.DiracCanaries(100), stated={"claimed": 0.01}))
-        Audit: ...
         The claimed epsilon 0.01 ...
+        Audit: ...
     """
     delta, confidence = check_delta(delta), fraction("confidence", confidence)
     runs, seed = whole("runs", runs, 1), whole("seed", seed, 0)

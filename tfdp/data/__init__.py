@@ -14,31 +14,31 @@ Example:
     (1437, 11)
 """
 
+from typing import TYPE_CHECKING
+
 from tfdp._lazy import importing
 
-_PUBLIC = {
-    "DATASETS": "datasets",
-    "Dataset": "datasets",
-    "DataUnavailable": "prepared",
-    "load": "datasets",
-    "load_split": "datasets",
-    "check_labels": "labels",
-    "OncePerEpoch": "declared",
-    "Lots": "lots",
-    "make_lots": "making",
-    "row_multiple_for": "lots",
-    "split_people": "people",
-    "SourceBatches": "batches",
-    "cached": "reading",
-    "read_dataset": "reading",
-    "images_from_directory": "files",
-    "texts_from_directory": "files",
-    "from_csv": "files",
-    "from_parquet": "files",
-    "SCHEMES": "schemes",
-    "Source": "sources",
-    "as_source": "sources",
-}
-
-__all__ = [*_PUBLIC]
-__getattr__, __dir__ = importing(__name__, _PUBLIC)
+if TYPE_CHECKING:
+    from tfdp.data.batches import SourceBatches as SourceBatches
+    from tfdp.data.datasets import DATASETS as DATASETS
+    from tfdp.data.datasets import Dataset as Dataset
+    from tfdp.data.datasets import load as load
+    from tfdp.data.datasets import load_split as load_split
+    from tfdp.data.declared import OncePerEpoch as OncePerEpoch
+    from tfdp.data.files import from_csv as from_csv
+    from tfdp.data.files import from_parquet as from_parquet
+    from tfdp.data.files import images_from_directory as images_from_directory
+    from tfdp.data.files import texts_from_directory as texts_from_directory
+    from tfdp.data.labels import check_labels as check_labels
+    from tfdp.data.lots import Lots as Lots
+    from tfdp.data.lots import row_multiple_for as row_multiple_for
+    from tfdp.data.making import make_lots as make_lots
+    from tfdp.data.people import split_people as split_people
+    from tfdp.data.prepared import DataUnavailable as DataUnavailable
+    from tfdp.data.reading import cached as cached
+    from tfdp.data.reading import read_dataset as read_dataset
+    from tfdp.data.schemes import SCHEMES as SCHEMES
+    from tfdp.data.sources import Source as Source
+    from tfdp.data.sources import as_source as as_source
+else:
+    __getattr__, __dir__, __all__ = importing(__name__)

@@ -140,11 +140,13 @@ def _shapes(values):
 
 
 def texts_as_tensors(values: Any) -> Any:
-    """Turns arrays of texts into tensors, since Keras takes no others; leaves other arrays."""
-    return each_array(
-        lambda leaf: tf.constant(leaf) if leaf.dtype.kind in "OSU" else leaf,
-        values,
-    )
+    """Turns arrays of texts into tensors, since Keras takes no others; leaves all else."""
+
+    def converted(leaf):
+        texts = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "OSU"
+        return tf.constant(leaf) if texts else leaf
+
+    return each_array(converted, values)
 
 
 def as_weights(weights: Any) -> np.ndarray:

@@ -56,7 +56,7 @@ class SourceBatches(keras.utils.PyDataset):
 
 
 def to_evaluate(data: Any, batch_size: int | None, y: Any = None) -> Any:
-    """Returns data as Keras evaluates them: the rows of a source in order, and all else as it is.
+    """Returns data as Keras evaluates them: rows of a source in order, texts as tensors.
 
     Args:
         data: an argument of `evaluate`, `predict` or `fit`.
@@ -72,7 +72,7 @@ def to_evaluate(data: Any, batch_size: int | None, y: Any = None) -> Any:
             "arrays, a source such as lots.source, or source.map(f) where lots.map(f) was applied."
         )
     if not is_source(data):
-        return data
+        return texts_as_tensors(data)
     if y is not None:
         raise ValueError("A source gives whole rows (x, y, sample_weight). Leave out y.")
     return SourceBatches(data, batch_size or 32)

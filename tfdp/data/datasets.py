@@ -5,6 +5,7 @@ a release that the accounting does not include.
 """
 
 import dataclasses
+import pathlib
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,7 @@ DATASETS: dict[str, Spec] = {
     ),
     "cifar10": Spec((32, 32, 3), 10, "https://www.cs.toronto.edu"),
     "cifar100": Spec((32, 32, 3), 100, "https://www.cs.toronto.edu"),
-    "digits": Spec((8, 8, 1), 10, ""),  # embedded in scikit-learn
+    "digits": Spec((8, 8, 1), 10, ""),  # in digits.npz
     # The labels of GLUE's test split are withheld; its validation split is the usual test set.
     "glue/sst2": Spec(
         (), 2, "https://dl.fbaipublicfiles.com", test_split="validation", text=("sentence",)
@@ -250,12 +251,14 @@ def _to_unit_ball(pixels: np.ndarray, largest: int) -> np.ndarray:
 
 
 def _digits() -> Dataset:
-    """scikit-learn's 1,797 handwritten digits with a fixed public split."""
-    from sklearn.datasets import load_digits
+    """scikit-learn's 1,797 handwritten digits with a fixed public split.
 
-    digits = load_digits()
-    images = _to_unit_ball(digits.images[..., np.newaxis], 16)
-    labels = digits.target.astype(np.int32)
+    They are the test set of E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI
+    Machine Learning Repository, doi:10.24432/C50P49 (CC BY 4.0).
+    """
+    with np.load(pathlib.Path(__file__).with_name("digits.npz")) as digits:
+        images = _to_unit_ball(digits["images"][..., np.newaxis], 16)
+        labels = digits["labels"].astype(np.int32)
     # The split is part of the dataset: it is fixed, public, and the same in every version of NumPy
     # (as the raw stream of MT19937 and `argsort` are).
     order = np.argsort(np.random.RandomState(0).random_sample(len(labels)), kind="stable")

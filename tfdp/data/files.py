@@ -6,8 +6,9 @@ them, but a file only when its row is drawn. Tables are read by pyarrow (`pip in
 
 import importlib
 import os
+import pathlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -23,35 +24,41 @@ class Files(Records):
     """A row for each file.
 
     Args:
-        dataset: one of Keras' datasets of files, without batches.
-
-    Attributes:
-        class_names: names of the classes in the order of their labels, as in Keras.
+        paths: the files.
+        class_names: names of the classes in the order of their labels, as in Keras; None without.
+        labels: the label of each file, or None.
+        value: maps the path of a file, a tensor, to what the file holds.
     """
 
-    def __init__(self, dataset: tf.data.Dataset):
-        super().__init__(_RandomAccess(dataset))
-        self.class_names: list[str] | None = dataset.class_names
+    def __init__(self, paths: list, class_names: list | None, labels: Any, value: Callable):
+        super().__init__(_Contents(paths, labels, value))
+        self.class_names: list[str] | None = class_names
 
 
-class _RandomAccess:
-    """Elements of a dataset by their index; TensorFlow computes only the one that is asked for."""
+class _Contents:
+    """What files hold, by their index, with their labels.
 
-    def __init__(self, dataset):
-        self._dataset = dataset
+    The dataset's own function is not at hand, and `tf.data.experimental.at` ends the process where a
+    seed was set between two calls (TensorFlow 2.21).
+    """
+
+    def __init__(self, paths, labels, value):
+        self._paths, self._labels = paths, labels
+        path = tf.TensorSpec([], tf.string)
+        self._value = tf.function(value, input_signature=[path], autograph=False)
 
     def __len__(self):
-        return int(self._dataset.cardinality())
+        return len(self._paths)
 
     def __getitem__(self, index):
         try:
-            element = tf.data.experimental.at(self._dataset, index)
+            value = self._value(self._paths[index]).numpy()
         except tf.errors.OpError as error:
-            reason = re.sub(r"\s*\[.*|{{.*?}} ", "", error.message, flags=re.DOTALL)
+            reason = re.split(r"\s*\[\[|\s*\[Op", error.message)[0].strip().splitlines()[-1]
             raise ValueError(
-                f"{self._dataset.file_paths[index]} cannot be read: {reason} Repair or remove the file."
+                f"{self._paths[index]} cannot be read: {reason} Repair or remove the file."
             ) from error
-        return tf.nest.map_structure(lambda tensor: tensor.numpy(), element)
+        return value if self._labels is None else (value, self._labels[index])
 
 
 def images_from_directory(directory: str, **options: Any) -> Files:
@@ -78,7 +85,23 @@ def images_from_directory(directory: str, **options: Any) -> Files:
         >>> source.class_names, source.rows(np.array([0, 1]))[0].shape
         (['cats', 'dogs'], (2, 4, 4, 3))
     """
-    return _from_directory(keras.utils.image_dataset_from_directory, directory, options)
+    found = _from_directory(keras.utils.image_dataset_from_directory, directory, options)
+    channels = {"grayscale": 1, "rgb": 3, "rgba": 4}[options.get("color_mode", "rgb")]
+    size = options.get("image_size", (256, 256))
+    method = options.get("interpolation", "bilinear")
+    first = (options.get("data_format") or keras.config.image_data_format()) == "channels_first"
+
+    def image(path):
+        pixels = tf.image.decode_image(tf.io.read_file(path), channels, expand_animations=False)
+        if options.get("crop_to_aspect_ratio"):
+            pixels = keras.preprocessing.image.smart_resize(pixels, size, method, "channels_last")
+        elif options.get("pad_to_aspect_ratio"):
+            pixels = tf.image.resize_with_pad(pixels, *size, method)
+        else:
+            pixels = tf.image.resize(pixels, size, method)
+        return tf.transpose(pixels, [2, 0, 1]) if first else pixels
+
+    return Files(*found, image)
 
 
 def texts_from_directory(directory: str, **options: Any) -> Files:
@@ -103,14 +126,22 @@ def texts_from_directory(directory: str, **options: Any) -> Files:
         >>> texts, labels
         (array([b'no!', b'yes!'], dtype=object), array([0, 1], dtype=int32))
     """
-    return _from_directory(keras.utils.text_dataset_from_directory, directory, options)
+    found = _from_directory(keras.utils.text_dataset_from_directory, directory, options)
+    most = options.get("max_length")
+
+    def text(path):
+        words = tf.io.read_file(path)
+        return words if most is None else tf.strings.substr(words, 0, most)
+
+    return Files(*found, text)
 
 
 # Options of Keras that belong to lots, and to parts of a source.
 _OF_LOTS = ("shuffle", "seed", "batch_size", "validation_split", "subset", "format")
 
 
-def _from_directory(read, directory, options) -> Files:
+def _from_directory(read, directory, options) -> tuple[list, list | None, Any]:
+    """Returns the paths, the names of the classes and the labels of Keras' dataset."""
     if wrong := [name for name in _OF_LOTS if name in options]:
         raise ValueError(
             f"{wrong[0]!r} does not belong to a source, which gives single rows in a fixed order: "
@@ -118,8 +149,32 @@ def _from_directory(read, directory, options) -> Files:
         )
     if not tf.io.gfile.isdir(directory):
         raise ValueError(f"There is no directory {str(directory)!r}.")
-    options = {"verbose": False} | options
-    return Files(read(directory, shuffle=False, batch_size=None, **options))
+    options = {"labels": "inferred", "label_mode": "int", "verbose": False} | options
+    dataset = read(directory, shuffle=False, batch_size=None, **options)
+    names, labels, mode = dataset.class_names, options["labels"], options["label_mode"]
+    inferred = isinstance(labels, str)
+    paths = getattr(dataset, "file_paths", None)
+    if paths is None:  # a dataset of texts does not have them
+        folders = names if names and inferred else [""]
+        links = options.get("follow_links", False)
+        paths = [path for f in folders for path in _texts(os.path.join(directory, f), links)]
+    if labels is None or mode is None:
+        return paths, names, None
+    if inferred:
+        folders = [pathlib.Path(path).relative_to(directory).parts[0] for path in paths]
+        labels = [names.index(folder) for folder in folders]
+    labels = np.asarray(labels, np.int32)
+    if mode == "categorical":
+        labels = np.eye(len(names), dtype=np.float32)[labels]
+    elif mode == "binary":
+        labels = labels.astype(np.float32)[:, None]
+    return paths, names, labels
+
+
+def _texts(folder, follow_links):
+    """The paths of texts in a folder, in Keras' order."""
+    for root, _, names in sorted(os.walk(folder, followlinks=follow_links)):
+        yield from (os.path.join(root, n) for n in sorted(names) if n.lower().endswith(".txt"))
 
 
 def from_csv(

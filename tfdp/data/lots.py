@@ -58,6 +58,15 @@ class Lots:
     nevertheless reproducible, since the draws of the k-th iterator are a function of the seed and of
     k only. The draws do not depend on the source.
 
+    Args:
+        scheme: the `schemes.Scheme`, which draws the lots.
+        source: the `sources.Source` of rows.
+        physical_batch_size: number of rows in one chunk; None takes the whole lot.
+        seed: insecure seed of the draws; None draws from the operating system's entropy.
+        row_multiple: lots are padded to a multiple of this number of rows; None pads all to one size.
+        augmentations: number of views of each example.
+        people: the rows of each person, where people and not rows are drawn; None for rows.
+
     Attributes:
         scheme: the `schemes.Scheme`.
         source: the `sources.Source`.
@@ -226,7 +235,7 @@ class Lots:
 
     @functools.cached_property
     def spec(self) -> tuple:
-        """The structure (x, y, sample_weight) of the `tf.TensorSpec`s of a lot."""
+        """The `tf.TensorSpec` of each leaf of a lot, in the structure (x, y, sample_weight)."""
         rows = self._assembly.lot(np.zeros(0, np.int64), self._rows, bytes(16), bytes(16), 0)
         return spec_of(rows)
 
@@ -375,6 +384,9 @@ class Lots:
 
 def row_multiple_for(lot_size: int) -> int:
     """Returns a `row_multiple` that needs little padding and gives only a few different shapes.
+
+    Args:
+        lot_size: nominal lot size, at least 1.
 
     Example:
         >>> import tfdp

@@ -22,13 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp.data.arrays import (
-    all_arrays,
-    as_arrays,
-    as_weights,
-    common_length,
-    each_array,
-)
+from tfdp.data.arrays import all_arrays, as_arrays, as_weights, common_length, each_array
 from tfdp.data.examples import (
     at_places,
     dtype_in_lots,
@@ -85,13 +79,18 @@ class Source(abc.ABC):
         """All rows, where they are arrays in memory; else None."""
         return None
 
-    def __getitem__(self, part: slice | np.ndarray) -> "Source":
-        """A part of the source, such as `source[:50_000]`; the rows stay where they are.
+    def __getitem__(self, part: int | slice | np.ndarray) -> Any:
+        """A row, or a part of the source, such as `source[:50_000]`, whose rows stay where they are.
 
         Args:
-            part: a slice; the indices of the rows, integers of shape [n], each once; or a mask, bool of
-                shape [rows].
+            part: the index of one row; a slice; the indices of the rows, integers of shape [n], each
+                once; or a mask, bool of shape [rows].
         """
+        if isinstance(part, int | np.integer):
+            if not -len(self) <= part < len(self):
+                raise IndexError(f"There is no row {part} among {len(self)}.")
+            row = self.rows(np.array([part % len(self)]))
+            return keras.utils.pack_x_y_sample_weight(*each_array(lambda leaf: leaf[0], row))
         if isinstance(part, slice):
             return Part(self, range(*part.indices(len(self))))
         places = np.asarray(part)
@@ -99,8 +98,7 @@ class Source(abc.ABC):
             places = np.flatnonzero(places)
         if places.ndim != 1 or places.dtype.kind not in "iu":
             raise TypeError(
-                "A source has parts, source[a:b] or source[indices], and rows, source.rows(indices). "
-                f"Received: {part!r}"
+                f"Expected an index, a slice, different indices or a mask. Received: {part!r}"
             )
         known = np.unique(places)
         if len(known) < len(places) or (len(known) and not 0 <= known[0] <= known[-1] < len(self)):

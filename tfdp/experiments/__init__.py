@@ -14,17 +14,17 @@ Example:
     True
 """
 
+from typing import TYPE_CHECKING
+
 from tfdp._lazy import importing
 
-_PUBLIC = {
-    "Experiment": "settings",
-    "run": "experiment",
-    "run_into": "saving",
-    "attack_experiment": "audited",
-    "audit_experiment": "audited",
-    "RunFolder": "run_folder",
-    "read_record": "run_folder",
-}
-
-__all__ = [*_PUBLIC]
-__getattr__, __dir__ = importing(__name__, _PUBLIC)
+if TYPE_CHECKING:
+    from tfdp.experiments.audited import attack_experiment as attack_experiment
+    from tfdp.experiments.audited import audit_experiment as audit_experiment
+    from tfdp.experiments.experiment import run as run
+    from tfdp.experiments.run_folder import RunFolder as RunFolder
+    from tfdp.experiments.run_folder import read_record as read_record
+    from tfdp.experiments.saving import run_into as run_into
+    from tfdp.experiments.settings import Experiment as Experiment
+else:
+    __getattr__, __dir__, __all__ = importing(__name__)

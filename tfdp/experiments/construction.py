@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 import keras
 import numpy as np
+from absl import logging
 
-from tfdp.accounting import Contribution, PrivacyBudget, Run, noise_for
+from tfdp.accounting import Contribution, PrivacyBudget, Run, delta_warning, noise_for
 from tfdp.accounting.band_choice import completed
 from tfdp.accounting.mechanisms import NoMechanism, mechanism_class
 from tfdp.experiments.settings import Experiment
@@ -82,27 +83,11 @@ def make_optimizer(
     if experiment.update_noise:
         made = NoisySGD
         offered["seed"] = experiment.seed  # this noise protects nothing, so its seed is public
-    taken = _parameters(made)
+    taken = inspect.signature(made).parameters
     if experiment.optimizer != "sgd" and not issubclass(made, base):
         offered["update_rule"] = base(learning_rate=rate)
     given = {name: offered[name] for name in taken if offered.get(name) is not None}
     return made(**given)
-
-
-def _parameters(kind: type) -> list[str]:
-    """Returns the named parameters of a constructor and of those that get its other keywords."""
-    names: dict[str, None] = {}
-    for parent in kind.__mro__:
-        if parent is keras.optimizers.Optimizer:
-            break
-        if "__init__" in vars(parent):
-            named = inspect.signature(vars(parent)["__init__"]).parameters.values()
-            names |= {
-                p.name: None for p in named if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-            }
-            if not any(p.kind is p.VAR_KEYWORD for p in named):
-                break
-    return [name for name in names if name != "self"]
 
 
 def plan(experiment: Experiment, lots, steps: int, model: keras.Model) -> Run:
@@ -132,6 +117,9 @@ def plan(experiment: Experiment, lots, steps: int, model: keras.Model) -> Run:
     # Therefore the plan declares secret noise; the ledger records the insecure seed.
     planned = dataclasses.replace(planned, insecure_seed=False)
     if experiment.noise_multiplier is not None:
+        too_large = delta_warning(experiment.delta, lots.num_examples)
+        if too_large:  # without a budget, `fit` does not know delta
+            logging.warning("%s", too_large)
         return planned
     return planned.with_noise(
         noise_for(
@@ -146,8 +134,7 @@ def plan(experiment: Experiment, lots, steps: int, model: keras.Model) -> Run:
 
 def budget(experiment: Experiment) -> PrivacyBudget | None:
     """Returns the budget that training keeps to; None where the noise is given, or known."""
-    if experiment.noise_multiplier is not None or experiment.insecure_seed is not None:
+    epsilon, given = experiment.epsilon, (experiment.noise_multiplier, experiment.insecure_seed)
+    if epsilon is None or given != (None, None):
         return None
-    return PrivacyBudget(
-        experiment.epsilon, experiment.delta, experiment.guarantee, experiment.adjacency
-    )
+    return PrivacyBudget(epsilon, experiment.delta, experiment.guarantee, experiment.adjacency)

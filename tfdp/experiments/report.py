@@ -6,12 +6,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tfdp.accounting import Guarantee
 from tfdp.accounting.guarantee import format_epsilon
-from tfdp.accounting.sentences import first_of
+from tfdp.accounting.sentences import Declared, first_of
+from tfdp.accounting.statements import figure
 from tfdp.accounting.wording import ADVICE
 from tfdp.experiments.command import command_of
 from tfdp.experiments.experiment import Result
+from tfdp.experiments.run_folder import PICTURE
 
 
 def record(result: Result) -> dict:
@@ -34,18 +35,24 @@ def record(result: Result) -> dict:
     }
 
 
-def card(result: Result) -> str:
-    """Returns the model card in Markdown: the training, the accuracy and the privacy statement."""
+def card(result: Result, picture: bool = False) -> str:
+    """Returns the model card in Markdown: the training, the accuracy and the privacy statement.
+
+    Args:
+        result: the result.
+        picture: whether it shows the picture in the same folder.
+    """
     lines = [f"# {result.experiment.model} on {result.experiment.dataset}", ""]
     lines += [f"- {name}: {said}" for name, said in _facts(result)]
     lines += ["", "Command:", "", f"    {command_of(result.experiment)}"]
-    return "\n".join([*lines, "", result.statement.markdown()])
+    lines += ["", result.statement.markdown()]
+    if picture:
+        lines.append(f"![Epsilon over the steps; what an attacker can find]({PICTURE})\n")
+    return "\n".join(lines)
 
 
 def print_table(result: Result, console: Console | None = None, folder: str | None = None) -> None:
-    """Prints the results in short; the model card has the whole statement.
-
-    Warnings about privacy, and the reason of an infinite epsilon, are always printed.
+    """Prints the results in short, the verdict first; the model card has the whole statement.
 
     Args:
         result: the result.
@@ -53,56 +60,46 @@ def print_table(result: Result, console: Console | None = None, folder: str | No
         folder: the folder of the result as the user would type it; None does not mention it.
     """
     said, console = result.statement, console or Console()
-    finite = math.isfinite(said.proven.epsilon)
-    table = Table(title="Result", show_header=False, title_justify="left", pad_edge=False)
+    table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, words in (
-        *_facts(result),
-        *(("Warning", sentence) for sentence in said.warnings),
-        ("Proven epsilon", _guarantee(said.proven)),
-        *(("", said.meaning.get(topic) if finite else "") for topic in ("belief", "rates")),
-        ("Claimed epsilon", _guarantee(said.claimed)),
-        ("", said.meaning.get("comparison")),
-        ("Released", said.released),
-        ("Compare", first_of(ADVICE, result.run) if finite else ""),
-    ):
-        if words:
+    shown = dict(said.rows()) | {"Proven": figure(said.proven)}
+    confirm = sum(isinstance(each, Declared) for each in said.assumptions)
+    shown["Confirm"] = f"{confirm} assumptions; the model card lists them." if confirm else ""
+    if math.isfinite(said.proven.epsilon):
+        shown["Compare"] = first_of(ADVICE, result.run)
+    for name, words in (*shown.items(), *_facts(result)):
+        if words and name != "Settings":  # the command's first line has them
             table.add_row(name, escape(words))
     console.print("", table)
-    print("The model card lists the assumptions, and what is not covered.")
     if folder is not None:
-        print(f"In {folder}: model.keras (the release), model_card.md, run.json (all figures).")
-        print(f"The log: tensorboard --logdir {folder}")
+        print(f"Release: {folder}/model.keras. Log: tensorboard --logdir {folder}")
 
 
 def one_line(result: Result) -> str:
-    """Returns one line about a point of a sweep, with its warnings."""
+    """Returns one line about a point of a sweep, with its verdict."""
     figures = (
         f"{g.kind} epsilon {format_epsilon(g.epsilon)}" for g in (result.proven, result.claimed)
     )
-    line = f"{100 * result.test_accuracy:.2f}% test accuracy; {'; '.join(figures)}."
-    if result.proven.reason:
-        line += f" Nothing is proven: {result.proven.reason}"
-    return " ".join([line, *(f"Warning: {sentence}" for sentence in result.statement.warnings)])
+    accuracy = f"{100 * result.test_accuracy:.2f}% test accuracy"
+    return f"{accuracy}; {'; '.join(figures)}. {result.statement.verdict}"
 
 
 def _facts(result) -> list[tuple[str, str]]:
     """The training and its accuracy in words, with headings."""
     experiment, run = result.experiment, result.run
+    title = getattr(result.model.optimizer, "title", "no privacy")
+    noise = f", noise multiplier {_noise(run)}" if experiment.private else ""
     facts = [
         ("Test accuracy", f"{100 * result.test_accuracy:.2f}% of the {_released(result)}"),
-        ("Mechanism", getattr(result.model.optimizer, "title", "none (no privacy)")),
         (
             "Training",
-            f"{run.steps:,} steps with nominal lots of {run.sampling.lot_size:,} out of "
-            f"{run.sampling.num_examples:,} examples of {experiment.dataset}; {run.sampling.words}; "
+            f"{title}: {run.steps:,} steps, {run.sampling.words}, {run.sampling.lot_size:,} of "
+            f"{run.sampling.num_examples:,} examples of {experiment.dataset}{noise}; "
             f"{result.seconds:.1f} s",
         ),
         ("Settings", str(experiment)),
     ]
-    if experiment.private:
-        facts.append(("Noise", f"multiplier {_noise(run)}"))
     if result.restarts:
         lost = f"; steps lost in crashes, counted and not in the weights: {result.lost_steps:,}"
         times = "once" if result.restarts == 1 else f"{result.restarts} times"
@@ -124,10 +121,3 @@ def _noise(run) -> str:
     if isinstance(noise, tuple):
         return f"{noise[0]:.4g} in the first step to {noise[-1]:.4g} in the last one"
     return f"{noise:.4g}"
-
-
-def _guarantee(guarantee: Guarantee) -> str:
-    epsilon = format_epsilon(guarantee.epsilon)
-    if math.isinf(guarantee.epsilon):
-        return f"{epsilon}: {guarantee.reason}"
-    return f"{epsilon}, delta = {guarantee.delta:g}, adjacency: {guarantee.adjacency}"

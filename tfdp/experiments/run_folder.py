@@ -1,6 +1,6 @@
 """The folder of a run: the unfinished training, and then its complete result.
 
-    NAME/               model.keras, run.json, model_card.md, tensorboard/
+    NAME/               model.keras, run.json, model_card.md, privacy.png, tensorboard/
     NAME.unfinished/    the training that makes NAME; only its owner may enter it
         lock            locked while a process trains (the kernel releases it, however that ends)
         settings.json   the settings of the training, and how often it was resumed
@@ -33,8 +33,9 @@ from tfdp.experiments.settings import Experiment
 
 UNFINISHED = ".unfinished"
 _MODEL, _RECORD, _CARD, _LOG = "model.keras", "run.json", "model_card.md", "tensorboard"
+PICTURE = "privacy.png"  # which the model card shows
 AUDIT_FILES = ("audit.json", "audit.png")  # what `train.py --audit` adds to a finished result
-_FILES = {_MODEL, _RECORD, _CARD, _LOG, *AUDIT_FILES}
+_FILES = {_MODEL, _RECORD, _CARD, _LOG, PICTURE, *AUDIT_FILES}
 _LOCK, _SETTINGS, _RESULT, _PREVIOUS = "lock", "settings.json", "result", "previous"
 
 
@@ -48,6 +49,9 @@ class ResultExists(ResultError):
 
 def read_record(folder: str | os.PathLike) -> dict:
     """Returns the content of run.json; an empty dictionary if there is none.
+
+    Args:
+        folder: the folder of a result.
 
     Example:
         >>> from tfdp.experiments import read_record

@@ -1,13 +1,15 @@
 """Runs an experiment and writes its whole result into a folder."""
 
 import functools
+import importlib.util
+from pathlib import Path
 
 import tensorflow as tf
 from tensorboard.plugins.hparams import api
 
 from tfdp.experiments.experiment import Result, run
 from tfdp.experiments.report import card, record
-from tfdp.experiments.run_folder import RunFolder
+from tfdp.experiments.run_folder import PICTURE, RunFolder
 from tfdp.training.export import export
 
 
@@ -32,8 +34,8 @@ def run_into(
         ...                         batch_size=479, steps=3, noise_multiplier=4.0, seed=1)
         >>> with RunFolder("runs/a", experiment) as folder:
         ...     result = run_into(folder, verbose=0)
-        >>> sorted(os.listdir("runs/a"))
-        ['model.keras', 'model_card.md', 'run.json', 'tensorboard']
+        >>> {"model.keras", "model_card.md", "run.json", "tensorboard"} <= {*os.listdir("runs/a")}
+        True
     """
     try:
         result = run(folder.experiment, verbose, folder=folder, checkpoint_every=checkpoint_every)
@@ -45,8 +47,18 @@ def run_into(
         if folder.unfinished not in str(error):
             raise
         raise folder.not_written(error) from error
-    folder.commit(record(result), card(result), functools.partial(export, result.release))
+    picture = result.experiment.private and importlib.util.find_spec("matplotlib") is not None
+    folder.commit(record(result), card(result, picture), functools.partial(_save, result, picture))
     return result
+
+
+def _save(result: Result, picture: bool, path: str) -> None:
+    """Writes the release, and beside it the picture of what was spent, without un-noised figures."""
+    export(result.release, path)
+    if picture:
+        of = result.experiment
+        figure = result.model.privacy.plot(of.delta, of.adjacency, clipping=False)
+        figure.savefig(Path(path).with_name(PICTURE), dpi=150)
 
 
 def _write_hparams(log_dir, result) -> None:

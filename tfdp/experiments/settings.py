@@ -10,6 +10,7 @@ This module imports neither TensorFlow nor Keras.
 
 import dataclasses
 import shlex
+import textwrap
 
 from tfdp._settings import Need, Setting, flag_of, setting
 from tfdp.accounting import PrivacyBudget, sampling_names
@@ -47,9 +48,10 @@ _FOLDER = Need("dataset", lambda name: own_data.place_of(name)[0] == "folder")
 class Experiment:
     """The settings of one training. `train.py` has a flag of the same name for each of them.
 
-    The help text of each field is in `SETTINGS` and in `python train.py --help`. If
-    `noise_multiplier` is None, the noise is calibrated to `epsilon`. Otherwise `epsilon` is not used,
-    and the epsilon of the run follows from the noise.
+    If `noise_multiplier` is None, the noise is calibrated to `epsilon`. Otherwise `epsilon` is not
+    used, and the epsilon of the run follows from the noise.
+
+    Args:
 
     Example:
         >>> from tfdp.experiments import Experiment
@@ -360,3 +362,9 @@ def check_model(experiment: Experiment, kind: str | None) -> None:
 
 # All settings by name, in the order of the fields.
 SETTINGS: dict[str, Setting] = common.settings_of(Experiment)
+_TEXTS = (
+    textwrap.fill(f"{name}: {known.help}", 100, initial_indent=" " * 8, subsequent_indent=" " * 12)
+    for name, known in SETTINGS.items()
+)
+if Experiment.__doc__:  # none with python -OO
+    Experiment.__doc__ = Experiment.__doc__.replace("Args:\n", "\n".join(["Args:", *_TEXTS, ""]))

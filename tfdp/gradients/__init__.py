@@ -16,14 +16,14 @@ Example:
     (TensorShape([5, 2, 3]), TensorShape([5, 3]))
 """
 
+from typing import TYPE_CHECKING
+
 import tfdp._compat  # noqa: F401, refuses another backend before any of these modules is imported
 from tfdp._lazy import importing
 
 # On first use, since the module imports the engines, which import from this package.
-_PUBLIC = {
-    "per_example_gradient_norms": "per_example",
-    "per_example_gradients": "per_example",
-}
-
-__all__ = [*_PUBLIC]
-__getattr__, __dir__ = importing(__name__, _PUBLIC)
+if TYPE_CHECKING:
+    from tfdp.gradients.per_example import per_example_gradient_norms as per_example_gradient_norms
+    from tfdp.gradients.per_example import per_example_gradients as per_example_gradients
+else:
+    __getattr__, __dir__, __all__ = importing(__name__)

@@ -110,7 +110,7 @@ class Engine(Protocol):
         x: Any,
         y: Any,
         sample_weight: tf.Tensor,
-        chunk: tf.Tensor,
+        first: int | tf.Tensor,
         microbatch_size: int = 1,
         views: int = 1,
     ) -> BoundedSum:
@@ -121,7 +121,8 @@ class Engine(Protocol):
             bound: the limit of one example's influence.
             x, y: structures of tensors [rows, ...]; rows is a multiple of microbatch_size * views.
             sample_weight: float32 [rows]; rows of weight zero are absent.
-            chunk: int32 scalar: number of the chunk in its lot. Chunks draw different random numbers.
+            first: the place of the first row in its lot, an int32 scalar. A row's random numbers follow
+                from its place.
             microbatch_size: number of examples whose mean gradient is bounded together.
             views: number of rows of each example, which are neighbours.
         """

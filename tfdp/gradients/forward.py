@@ -30,8 +30,6 @@ from tfdp._compat.tensorflow import as_one_replica, inlined_functions
 from tfdp.gradients.targets import apart, with_none
 from tfdp.layers.noisy import noisy_layers
 
-_CHUNK_STRIDE = 0x9E3779B1  # odd, so that chunks of one lot never share a seed
-
 
 def without_metrics(model) -> list:
     """Returns (variable, zeros) for the state of all metrics of a model.
@@ -140,16 +138,13 @@ class Forward:
         self.row_bytes: int | None = None
         self.penalized = True
 
-    def state(self, chunk=0) -> list:
-        """Returns the values of the non-trainable variables with which chunk number `chunk` starts."""
+    def state(self) -> list:
+        """Returns the values of the non-trainable variables with which a lot starts."""
         values = []
         for index, variable in enumerate(self.state_variables):
             value = tf.convert_to_tensor(variable)
-            if self.is_per_example(index):
-                shift = tf.cast(chunk, value.dtype) * tf.constant(_CHUNK_STRIDE, value.dtype)
-                value += tf.stack([shift, tf.zeros_like(shift)])
-                if self._seed_shift is not None:
-                    value += tf.cast(self._seed_shift, value.dtype)
+            if self.is_per_example(index) and self._seed_shift is not None:
+                value += tf.cast(self._seed_shift, value.dtype)
             values.append(value)
         return values
 
@@ -269,7 +264,7 @@ class Forward:
         """Advances random state and counters, once per lot.
 
         Args:
-            before: what `state(0)` returned at the start of the lot.
+            before: what `state()` returned at the start of the lot.
             after: the new values, a list like `before`, with None where nothing changed.
         """
         for variable, old, new in zip(self.state_variables, before, after, strict=True):

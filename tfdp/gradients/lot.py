@@ -64,6 +64,7 @@ def bounded_sum(
     physical_batch_size: int | None = None,
     microbatch_size: int = 1,
     views: int = 1,
+    first: int | tf.Tensor = 0,
     expected_rows: int | None = None,
     observe: Callable | None = None,
 ) -> BoundedSum:
@@ -83,6 +84,8 @@ def bounded_sum(
             in chunks of a size that suits the model.
         microbatch_size: number of examples whose mean gradient is bounded together.
         views: number of rows of each example, which are neighbours in the lot.
+        first: place of the first row, where these rows are a part of a larger lot. Their random numbers
+            are those of these places.
         expected_rows: about how many rows there will be, where the tensors' static shapes do not say
             so; it only decides between equivalent ways of computing.
         observe: called with x, y, sample_weight and the model's `Outputs` for each chunk, some of whose
@@ -92,8 +95,8 @@ def bounded_sum(
         NotImplementedError: the engine needs whole lots, and a lot may exceed `physical_batch_size`.
     """
 
-    def of_chunk(x, y, sample_weight, chunk):
-        part = engine(forward, bound, x, y, sample_weight, chunk, microbatch_size, views)
+    def of_chunk(x, y, sample_weight, place):
+        part = engine(forward, bound, x, y, sample_weight, place, microbatch_size, views)
         if observe is None:
             return part
         observe(x, y, sample_weight, part.outputs)
@@ -112,7 +115,7 @@ def bounded_sum(
             rows = -(-total // averaged) * averaged
             x, y, sample_weight = pad_rows(x, y, sample_weight, rows)
         with expecting_rows(expected_rows):
-            whole = of_chunk(x, y, sample_weight, tf.constant(0))
+            whole = of_chunk(x, y, sample_weight, tf.convert_to_tensor(first))
         whole = _with_room_for_rounding(whole, static_rows, expected_rows)
         return whole if averaged == 1 else _without_padding(whole, total)
 
@@ -129,7 +132,7 @@ def bounded_sum(
     def run(chunk):
         part = tf.nest.map_structure(lambda leaf: leaf[chunk], split)
         with expecting_rows(physical_batch_size):
-            return of_chunk(*part, chunk)
+            return of_chunk(*part, first + chunk * size)
 
     # An empty lot is one chunk of padding.
     merged = sum_of_chunks(run, chunks, works_in_sequence(forward, physical_batch_size))

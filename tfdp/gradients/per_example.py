@@ -82,7 +82,12 @@ def per_example_gradient_norms(
 ) -> tf.Tensor:
     """Returns the L2 norm of every example's gradient: float32 [batch].
 
-    Args and errors are those of `per_example_gradients`.
+    Args:
+        model, x, y, sample_weight, method: as in `per_example_gradients`.
+
+    Raises:
+        ValueError: as in `per_example_gradients`.
+        NotImplementedError: as in `per_example_gradients`.
 
     Example:
         >>> import keras, numpy as np, tfdp

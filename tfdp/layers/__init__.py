@@ -7,22 +7,24 @@ Example:
     TensorShape([5, 3])
 """
 
+from typing import TYPE_CHECKING
+
 import tfdp._compat  # noqa: F401, refuses another backend before any of these modules is imported
 from tfdp._lazy import importing
 
-_PUBLIC = {
-    "NoisyConv": "noisy",
-    "NoisyConv1D": "noisy",
-    "NoisyConv2D": "noisy",
-    "NoisyConv3D": "noisy",
-    "NoisyDense": "noisy",
-    "NoisyWeights": "noisy_weights",
-    "NormalizedLSTM": "normalized_lstm",
-    "NormalizedLSTMCell": "normalized_lstm",
-    "PrivateBatchNormalization": "private_statistics",
-    "PublicBatchNormalization": "public",
-    "PublicExamples": "public",
-}
-
-__all__ = [*_PUBLIC]
-__getattr__, __dir__ = importing(__name__, _PUBLIC)
+if TYPE_CHECKING:
+    from tfdp.layers.noisy import NoisyConv as NoisyConv
+    from tfdp.layers.noisy import NoisyConv1D as NoisyConv1D
+    from tfdp.layers.noisy import NoisyConv2D as NoisyConv2D
+    from tfdp.layers.noisy import NoisyConv3D as NoisyConv3D
+    from tfdp.layers.noisy import NoisyDense as NoisyDense
+    from tfdp.layers.noisy_weights import NoisyWeights as NoisyWeights
+    from tfdp.layers.normalized_lstm import NormalizedLSTM as NormalizedLSTM
+    from tfdp.layers.normalized_lstm import NormalizedLSTMCell as NormalizedLSTMCell
+    from tfdp.layers.private_statistics import (
+        PrivateBatchNormalization as PrivateBatchNormalization,
+    )
+    from tfdp.layers.public import PublicBatchNormalization as PublicBatchNormalization
+    from tfdp.layers.public import PublicExamples as PublicExamples
+else:
+    __getattr__, __dir__, __all__ = importing(__name__)

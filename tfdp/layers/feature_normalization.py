@@ -19,7 +19,14 @@ class FeatureNormalization(keras.layers.Layer):
         ValueError: an argument is invalid.
     """
 
-    def __init__(self, axis=-1, epsilon=1e-5, center=True, scale=True, **kwargs):
+    def __init__(
+        self,
+        axis: int = -1,
+        epsilon: float = 1e-5,
+        center: bool = True,
+        scale: bool = True,
+        **kwargs,
+    ):
         super().__init__(**kwargs)
         self.axis = axis
         self.epsilon = positive("epsilon", epsilon)

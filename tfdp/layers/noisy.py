@@ -85,7 +85,14 @@ class DrawnNoise(keras.layers.Layer):
 class _NoisyKernel(DrawnNoise):
     """Calls a layer of Keras, the class after this one, with a kernel that is drawn."""
 
-    def __init__(self, *args, noise_stddev, noise_at_inference=True, seed=None, **kwargs):
+    def __init__(
+        self,
+        *args,
+        noise_stddev: float,
+        noise_at_inference: bool = True,
+        seed: int | None = None,
+        **kwargs,
+    ):
         super().__init__(*args, **kwargs)
         self.set_noise(noise_stddev, seed)
         self.noise_at_inference = flag("noise_at_inference", noise_at_inference)
@@ -194,7 +201,7 @@ class NoisyConv3D(_NoisyKernel, keras.layers.Conv3D):
     """
 
 
-NoisyConv = NoisyConv2D  # the one that is meant where no rank is named
+NoisyConv = NoisyConv2D  # without a rank, images are meant
 
 
 def noisy_layers(model) -> list:

@@ -5,7 +5,8 @@ constant. By the reparametrization trick, w = mu + sigma * n, the gradient at th
 gradient with respect to mu.
 
 This shows that normalized networks tolerate noise (Tables 1 to 3 of the paper). It is not a mechanism
-of differential privacy: nothing here bounds what an example contributes, and mu is among the weights.
+of differential privacy: nothing here bounds the contribution of an example, and mu is one of the
+weights.
 """
 
 import keras
@@ -26,7 +27,7 @@ class NoisyWeights(DrawnNoise):
     for a lot: all examples, and all time steps of a recurrent layer, meet the same weights. A call
     with `training=True` moves on to the next draw; inference uses the current one, which is saved with
     the weights. The expected accuracy of noisy weights is the mean over draws, between which
-    `advance_noise` is called. What the network itself keeps, such as the moving statistics of batch
+    `advance_noise` is called. The network's own state, such as the moving statistics of batch
     normalization, is updated as without noise.
 
     Args:
@@ -52,7 +53,14 @@ class NoisyWeights(DrawnNoise):
         (True, False)
     """
 
-    def __init__(self, network, noise_stddev, which="all", seed=None, **kwargs):
+    def __init__(
+        self,
+        network: keras.Layer,
+        noise_stddev: float,
+        which: str = "all",
+        seed: int | None = None,
+        **kwargs,
+    ):
         super().__init__(**kwargs)
         one_of("which", which, WHICH)
         self.network = network

@@ -1,4 +1,4 @@
-"""An LSTM with layer normalization inside of its steps (Ba et al. 2016, "Layer Normalization").
+"""An LSTM with layer normalization inside its steps (Ba et al. 2016, "Layer Normalization").
 
 With W x and U h the parts of the four gates that come from the inputs and from the states, a step is
 
@@ -41,7 +41,7 @@ class NormalizedLSTMCell(keras.layers.Layer):
     # The dropout of Keras' cells, which this cell does not have.
     dropout = recurrent_dropout = 0.0
 
-    def __init__(self, units, affine=True, epsilon=1e-5, **kwargs):
+    def __init__(self, units: int, affine: bool = True, epsilon: float = 1e-5, **kwargs):
         super().__init__(**kwargs)
         self.units = whole("units", units, 1)
         self.affine = flag("affine", affine)
@@ -120,7 +120,7 @@ class NormalizedLSTM(keras.layers.RNN):
         True
     """
 
-    def __init__(self, units, affine=True, epsilon=1e-5, **kwargs):
+    def __init__(self, units: int, affine: bool = True, epsilon: float = 1e-5, **kwargs):
         cell = NormalizedLSTMCell(units, affine, epsilon, dtype=kwargs.get("dtype"), name="cell")
         super().__init__(cell, **kwargs)
 

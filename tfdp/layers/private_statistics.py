@@ -7,18 +7,19 @@ running mean and the running variance of each feature towards the moments of the
     variance <- (1 - alpha) variance + alpha variance_lot
 
 Equation 9 is mean <- mean - alpha (mean - mean_lot), and mean - mean_lot is the average over the lot of
-mean - m_i, where m_i is what example i shows of the mean. So it is a step of gradient descent with
+mean - m_i, where m_i is the mean of example i. So it is a step of gradient descent with
 mean - m_i as the gradient of example i. `PrivateBatchNormalization` makes the running statistics
-trainable weights with exactly this gradient, whatever the loss is. Equation 10 is the same for the
+trainable weights with exactly this gradient, for every loss. Equation 10 is the same for the
 squared deviations from the running mean. Weights and statistics then are one vector, which private
 training clips, sums and adds noise to.
 
-Formal guarantee: what an example gives to a step is a function of that example and of the weights, the
-statistics among them, and its norm is at most the clip norm C. Nothing in the proof of DP-SGD asks that
-a bounded vector be the gradient of something. So the weights and the statistics of all steps together
-have the guarantee of DP-SGD with the same noise, and normalizing by the statistics, in training and in
-testing, is post-processing. The paper's sensitivities C'/L and C'^2 (3/L - 3/L^2 + 1/L^3) are not used:
-each of them bounds one statistic of one feature, and C/L bounds everything together.
+Formal guarantee: the contribution of an example to a step is a function of that example and of the
+weights, the statistics among them, and its norm is at most the clip norm C. The proof of DP-SGD does
+not need that a bounded vector is the gradient of something. So the weights and the statistics of all
+steps together have the guarantee of DP-SGD with the same noise, and normalizing by the statistics, in
+training and in testing, is post-processing. The paper's sensitivities C'/L and
+C'^2 (3/L - 3/L^2 + 1/L^3) are not used: each of them bounds one statistic of one feature, and C/L
+bounds everything together.
 """
 
 import keras
@@ -34,8 +35,8 @@ from tfdp.layers.lot_statistics import present_rows
 class PrivateBatchNormalization(FeatureNormalization):
     """Normalizes each feature with running statistics that private training learns, with noise.
 
-    With statistics="running", the layer normalizes in the same way in training and in testing: by the
-    statistics that it has, so that no example changes the gradient of another. With
+    With statistics="running", the layer normalizes in the same way in training and in testing: by its
+    running statistics, so that no example changes the gradient of another. With
     statistics="batch", training follows the paper: the layer normalizes by the fresh moments of the
     lot, and the running statistics are for testing. One example then changes the gradients of all
     others, and the proven guarantee accounts for that: the sensitivity is 2L - 1 instead of 1, and
@@ -59,7 +60,7 @@ class PrivateBatchNormalization(FeatureNormalization):
         share: factor > 0 of the statistics in the vector that is clipped; a larger one gives more of
             the privacy budget to the statistics and less to the weights.
         rate: factor > 0 on the steps of the statistics.
-        statistics: "running" or "batch": what normalizes in training.
+        statistics: "running" or "batch": the statistics that normalize in training.
         floor: the variance > 0 that is used where the running variance is smaller, since noise may
             make that negative.
         epsilon: constant > 0 that is added to the variance.
@@ -84,15 +85,15 @@ class PrivateBatchNormalization(FeatureNormalization):
 
     def __init__(
         self,
-        axis=-1,
-        truncation=3.0,
-        share=0.2,
-        rate=0.2,
-        statistics="running",
-        floor=0.01,
-        epsilon=1e-5,
-        center=True,
-        scale=True,
+        axis: int = -1,
+        truncation: float = 3.0,
+        share: float = 0.2,
+        rate: float = 0.2,
+        statistics: str = "running",
+        floor: float = 0.01,
+        epsilon: float = 1e-5,
+        center: bool = True,
+        scale: bool = True,
         **kwargs,
     ):
         super().__init__(axis, epsilon, center, scale, **kwargs)
@@ -106,7 +107,7 @@ class PrivateBatchNormalization(FeatureNormalization):
         super().build(input_shape)
         self._rank = len(input_shape)
         shape = (input_shape[self.axis],)
-        # The noise of a step is the same on all weights. So these are in units in which it suits them.
+        # The noise of a step is the same on all weights, so the statistics have units that fit it.
         self.mean_weight = self.add_weight(
             name="mean_weight", shape=shape, dtype="float32", initializer="zeros", autocast=False
         )
@@ -184,7 +185,7 @@ class PrivateBatchNormalization(FeatureNormalization):
         """Returns the gradients of the two statistics for each example.
 
         Args:
-            x: float32 [rows, ...], what the layer normalizes.
+            x: float32 [rows, ...], the inputs of the layer.
             mean, variance: float32 [features], the statistics.
 
         Returns:
@@ -192,8 +193,8 @@ class PrivateBatchNormalization(FeatureNormalization):
         """
         limit = self.truncation
         truncated = tf.clip_by_value(x, -limit, limit)
-        # Noise may carry the mean out of the range of what it is the mean of, and squared deviations
-        # from there would have no bound.
+        # Noise may carry the mean out of the range of truncated inputs, and squared deviations from
+        # there would have no bound.
         center = tf.clip_by_value(mean, -limit, limit)
         squares = tf.square(truncated - tf.reshape(center, self.broadcast(x.shape.rank)))
         positions = self.positions(x.shape.rank)
@@ -208,7 +209,7 @@ class PrivateBatchNormalization(FeatureNormalization):
     def frozen(self) -> keras.layers.BatchNormalization:
         """Returns Keras' BatchNormalization that gives the same outputs, with `trainable=False`.
 
-        Keras loads files with it where there is no tfdp.
+        Files with it load without tfdp.
 
         Example:
             >>> import keras, numpy as np, tfdp

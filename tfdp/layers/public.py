@@ -14,6 +14,7 @@ private ones. This guarantee does not hold for statistics="batch".
 
 import contextlib
 import dataclasses
+from typing import Any
 
 import keras
 import numpy as np
@@ -215,11 +216,11 @@ class PublicExamples(keras.layers.Layer):
 
     def __init__(
         self,
-        network,
-        examples=None,
-        statistics="example",
+        network: keras.Model,
+        examples: Any = None,
+        statistics: str = "example",
         *,
-        example_specs=None,
+        example_specs: Any = None,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -229,9 +230,9 @@ class PublicExamples(keras.layers.Layer):
         if examples is not None:
             examples = keras.tree.map_structure(_as_examples, examples)
             example_specs = keras.tree.map_structure(_spec_of, examples)
-        # Setting `vars(self)` avoids Keras' attribute tracking, which would replace dicts and lists by
+        # Setting `__dict__` avoids Keras' attribute tracking, which would replace dicts and lists by
         # wrapped ones.
-        vars(self)["_specs"] = example_specs
+        self.__dict__["_specs"] = example_specs
         specs = [_parsed(spec) for spec in keras.tree.flatten(example_specs)]
         counts = {shape[0] for shape, _ in specs}
         if len(counts) != 1 or not min(counts) >= 2:

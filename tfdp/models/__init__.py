@@ -178,13 +178,12 @@ def build(
     one_of("name", name, sorted(MODELS))
     if public_data is not None and normalization != "batch":
         raise ValueError(
-            "Invalid value received for argument `public_data`. Expected None with normalization "
-            f"{normalization!r}, which has no use for it."
+            f"public_data can only be used with normalization 'batch'. Received: {normalization!r}"
         )
     if private_statistics is not None and normalization != PRIVATE_BATCH:
         raise ValueError(
-            "Invalid value received for argument `private_statistics`. Expected None with "
-            f"normalization {normalization!r}, which has no use for it."
+            f"private_statistics can only be used with normalization {PRIVATE_BATCH!r}. Received: "
+            f"{normalization!r}"
         )
     one_of("normalization", normalization, NORMALIZATIONS)
     num_classes = whole("num_classes", num_classes, 2)

@@ -87,7 +87,7 @@ def _group(layer) -> keras.Layer:
 
 
 def through(layers: list[keras.Layer], x: keras.KerasTensor) -> keras.KerasTensor:
-    """Returns what becomes of `x` after one layer after the other."""
+    """Applies layers to `x`, one after the other."""
     return functools.reduce(lambda x, layer: layer(x), layers, x)
 
 

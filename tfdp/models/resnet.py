@@ -60,8 +60,8 @@ def fast_cifar(inputs, num_classes, normalization, activation, output_normalizat
     """64; 128, pool, residual 128, 128; 256, pool; 512, pool, residual 512, 512; pool; classes.
 
     All convolutions are 3x3; no layer has a bias. The last pool takes the maximum over what is left of
-    the image, and the logits are multiplied by 0.125. A residual of two layers is added to what
-    went into it, after the second activation. With batch normalization it has 6,573,120 weights for
+    the image, and the logits are multiplied by 0.125. A residual of two layers is added to its
+    input, after the second activation. With batch normalization it has 6,573,120 weights for
     32x32x3 and ten classes, of which 4,480 are those of the normalization.
 
     Source: "Fast-CIFAR" in SI-DPSGD, Table 7: the network of D. Page,

@@ -8,14 +8,14 @@ Example:
     2.0
 """
 
+from typing import TYPE_CHECKING
+
 import tfdp._compat  # noqa: F401, refuses another backend before any of these modules is imported
 from tfdp._lazy import importing
 
-_PUBLIC = {
-    "CorrelatedNoise": "correlated",
-    "NoiseFamily": "families",
-    "NoiseSource": "gaussian",
-}
-
-__all__ = [*_PUBLIC]
-__getattr__, __dir__ = importing(__name__, _PUBLIC)
+if TYPE_CHECKING:
+    from tfdp.noise.correlated import CorrelatedNoise as CorrelatedNoise
+    from tfdp.noise.families import NoiseFamily as NoiseFamily
+    from tfdp.noise.gaussian import NoiseSource as NoiseSource
+else:
+    __getattr__, __dir__, __all__ = importing(__name__)

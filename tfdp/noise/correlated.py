@@ -51,6 +51,7 @@ class CorrelatedNoise:
         if strategy.name == "prefix_sum" and strategy.bands is None:
             first, past, self._keeps_fresh = 1.0, np.array([1.0]), True
         else:
+            assert strategy.bands is not None  # the optimizer has limited them
             column = strategy.first(strategy.bands)
             first, past, self._keeps_fresh = column[0], column[1:], False
         self.memory = len(past)

@@ -11,30 +11,13 @@ Example:
     True
 """
 
+from typing import TYPE_CHECKING
+
 import keras
 
 import tfdp._compat  # noqa: F401, refuses another backend before any of these modules is imported
 from tfdp._lazy import importing
 
-_PUBLIC = {
-    "MECHANISMS": "mechanisms",
-    "DPDropoutOptimizer": "dp_dropout",
-    "DPKerasAdagradOptimizer": "factory",
-    "DPKerasAdamOptimizer": "factory",
-    "DPKerasAdamWOptimizer": "factory",
-    "DPKerasNadamOptimizer": "factory",
-    "DPKerasOptimizer": "dp_keras_optimizer",
-    "DPKerasRMSpropOptimizer": "factory",
-    "DPKerasSGDOptimizer": "factory",
-    "DiscreteSGDOptimizer": "discrete_sgd",
-    "MatrixDPSGDOptimizer": "matrix",
-    "NoisySGD": "noisy_sgd",
-    "SGLDOptimizer": "sgld",
-    "SIDPSGDOptimizer": "si_dpsgd",
-    "make_discrete_optimizer_class": "discrete_sgd",
-    "make_dp_optimizer_class": "factory",
-    "make_matrix_optimizer_class": "matrix",
-}
 _MAKERS = {
     "DPKeras": "make_dp_optimizer_class",
     "Discrete": "make_discrete_optimizer_class",
@@ -42,14 +25,37 @@ _MAKERS = {
     "VectorizedDPKeras": "make_dp_optimizer_class",
 }
 
-__all__ = [*_PUBLIC]
-_imported, __dir__ = importing(__name__, _PUBLIC)
 
+if TYPE_CHECKING:
+    from tfdp.optimizers.discrete_sgd import DiscreteSGDOptimizer as DiscreteSGDOptimizer
+    from tfdp.optimizers.discrete_sgd import (
+        make_discrete_optimizer_class as make_discrete_optimizer_class,
+    )
+    from tfdp.optimizers.dp_dropout import DPDropoutOptimizer as DPDropoutOptimizer
+    from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer as DPKerasOptimizer
+    from tfdp.optimizers.factory import DPKerasAdagradOptimizer as DPKerasAdagradOptimizer
+    from tfdp.optimizers.factory import DPKerasAdamOptimizer as DPKerasAdamOptimizer
+    from tfdp.optimizers.factory import DPKerasAdamWOptimizer as DPKerasAdamWOptimizer
+    from tfdp.optimizers.factory import DPKerasNadamOptimizer as DPKerasNadamOptimizer
+    from tfdp.optimizers.factory import DPKerasRMSpropOptimizer as DPKerasRMSpropOptimizer
+    from tfdp.optimizers.factory import DPKerasSGDOptimizer as DPKerasSGDOptimizer
+    from tfdp.optimizers.factory import make_dp_optimizer_class as make_dp_optimizer_class
+    from tfdp.optimizers.matrix import MatrixDPSGDOptimizer as MatrixDPSGDOptimizer
+    from tfdp.optimizers.matrix import make_matrix_optimizer_class as make_matrix_optimizer_class
+    from tfdp.optimizers.mechanisms import MECHANISMS as MECHANISMS
+    from tfdp.optimizers.noisy_sgd import NoisySGD as NoisySGD
+    from tfdp.optimizers.sgld import SGLDOptimizer as SGLDOptimizer
+    from tfdp.optimizers.si_dpsgd import SIDPSGDOptimizer as SIDPSGDOptimizer
 
-def __getattr__(name):
-    for prefix, maker in _MAKERS.items():
-        if name not in _PUBLIC and name.startswith(prefix) and name.endswith("Optimizer"):
-            base = getattr(keras.optimizers, name[len(prefix) : -len("Optimizer")], None)
-            if isinstance(base, type) and base is not keras.optimizers.Optimizer:
-                return _imported(maker)(base)
-    return _imported(name)
+    def __getattr__(name: str) -> type[DPKerasOptimizer]: ...  # the classes made on first use
+
+else:
+    _imported, __dir__, __all__ = importing(__name__)
+
+    def __getattr__(name):
+        for prefix, maker in _MAKERS.items():
+            if name not in __all__ and name.startswith(prefix) and name.endswith("Optimizer"):
+                base = getattr(keras.optimizers, name[len(prefix) : -len("Optimizer")], None)
+                if isinstance(base, type) and base is not keras.optimizers.Optimizer:
+                    return _imported(maker)(base)
+        return _imported(name)

@@ -8,6 +8,7 @@ Denoising and the update rule are post-processing.
 
 import functools
 import math
+from typing import TYPE_CHECKING, Unpack
 
 import keras
 import numpy as np
@@ -18,6 +19,7 @@ from tfdp.accounting.mechanisms import DiscreteSGD
 from tfdp.gradients.encoding import Codebook, EncodedBound, Encoder
 from tfdp.noise.denoising import denoise as denoised
 from tfdp.noise.families import NoiseFamily
+from tfdp.optimizers.arguments import Arguments, Rate
 from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
 from tfdp.optimizers.factory import make_class
 
@@ -33,14 +35,17 @@ _drawn_codebook = functools.lru_cache(maxsize=4)(Codebook.gaussian)
 class DiscreteOptimizer(DPKerasOptimizer):
     """Gradient encoding and denoising; `make_discrete_optimizer_class` adds a Keras update rule.
 
+    Each example's gradient is replaced by a vector of a public codebook, noise of any family is added
+    to the sum, and the noisy sum is denoised (Nasr, Shokri and Houmansadr 2020, "Improving Deep
+    Learning with Differential Privacy using Gradient Encoding and Denoising", Algorithm 1).
+
     With Poisson lots of single examples, the guarantee is proven for every family of noise, with
     encoding or without it (a clipped gradient is a point of the unit ball, and the accounting takes
     the worst point). Gaussian noise is accounted like that of DP-SGD, for all lots.
 
     Args:
-        *args, **kwargs: those of the Keras optimizer and of `DPKerasOptimizer`; `noise_multiplier` is
-            the scale of the noise in units of `l2_norm_clip`, which is the standard deviation for
-            Gaussian noise only.
+        noise_multiplier: z >= 0: scale of the noise on the sum in units of C, which is its standard
+            deviation for Gaussian noise only; or a sequence with one number for each step of a run.
         noise: "gaussian", "student_t", "laplace", "sech", "variance_gamma" or "cauchy".
         degrees_of_freedom: degrees of freedom of student_t; None takes 9, as the paper does, and is
             required for the other families.
@@ -54,6 +59,8 @@ class DiscreteOptimizer(DPKerasOptimizer):
             they are scaled to norm 1.
         private_codebook: whether the user's vectors were fitted to private gradients. No finite
             epsilon is proven then.
+        clipping: "global", "per_layer" or "automatic", as for DP-SGD; only "global" with `encode`.
+        *args, **kwargs: those of the Keras optimizer and of `DPKerasOptimizer`.
 
     Raises:
         ValueError: an argument is invalid, or `clipping` is not "global" with `encode`.
@@ -184,4 +191,26 @@ def make_discrete_optimizer_class(base: type) -> type[DPKerasOptimizer]:
     return make_class(DiscreteOptimizer, base, "Discrete{}Optimizer")
 
 
-DiscreteSGDOptimizer = make_discrete_optimizer_class(keras.optimizers.SGD)
+if TYPE_CHECKING:
+
+    class DiscreteSGDOptimizer(DiscreteOptimizer, keras.optimizers.SGD):
+        def __init__(
+            self,
+            learning_rate: Rate = 0.01,
+            momentum: float = 0.0,
+            nesterov: bool = False,
+            *,
+            noise: str = USUAL_NOISE,
+            degrees_of_freedom: float | None = None,
+            encode: bool = True,
+            denoise: bool = True,
+            codebook_size: int = 1000,
+            zero_below: float = 1e-5,
+            codebook_seed: int = 0,
+            codebook: np.ndarray | None = None,
+            private_codebook: bool = False,
+            **kwargs: Unpack[Arguments],
+        ): ...
+
+else:
+    DiscreteSGDOptimizer = make_discrete_optimizer_class(keras.optimizers.SGD)

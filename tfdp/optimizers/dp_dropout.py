@@ -15,7 +15,16 @@ from tfdp.optimizers.langevin import LangevinOptimizer
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class DPDropoutOptimizer(LangevinOptimizer):
-    """Differentially private dropout, Algorithm 1; see `LangevinOptimizer` for the arguments.
+    """Differentially private dropout: half steps along noisy gradients.
+
+    Source: Ermis and Cemgil, "Differentially Private Dropout", Algorithm 1.
+
+    Args:
+        **kwargs: those of `LangevinOptimizer`.
+
+    Raises:
+        TypeError: there is no such argument.
+        ValueError: an argument is invalid.
 
     Example:
         >>> import keras, numpy as np, tfdp

@@ -17,12 +17,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._compat.keras import unpickled
-from tfdp._validate import check_arguments, positive, refuse, schedule, whole
+from tfdp._validate import positive, refuse, schedule, whole
 from tfdp.accounting.mechanisms import DPSGD, Mechanism
 from tfdp.gradients.bounds import L2Clip, make_bound
 from tfdp.gradients.contract import BoundedSum
 from tfdp.noise.gaussian import NoiseSource
 from tfdp.optimizers.adaptive_clipping import AdaptiveClipping, adaptive_clipping_for
+from tfdp.optimizers.arguments import REFUSED, check_arguments, describe_arguments
+from tfdp.optimizers.means import means_of
 from tfdp.session import Session
 
 # Methods that decide which noise is added to which sums, and how the noise is accounted.
@@ -38,39 +40,43 @@ _NOISE_MAKING = (
 )
 
 
-def means_of(totals: list, divisor: int, penalties: list) -> list:
-    """Returns means over a nominal lot, with the gradients of the weight regularizers.
-
-    Args:
-        totals: noisy sums over the lot, one tensor for each variable.
-        divisor: number of examples (microbatches) in a nominal lot.
-        penalties: for each variable the gradient of its regularizer, or None.
-    """
-    divisor = tf.constant(float(divisor), totals[0].dtype)
-    means = [total / divisor for total in totals]
-    return [
-        mean if penalty is None else mean + tf.cast(penalty, mean.dtype)
-        for mean, penalty in zip(means, penalties, strict=True)
-    ]
+# Names that completion leaves out: training and new mechanisms use them.
+_INTERNAL = {
+    *_NOISE_MAKING,
+    *(
+        "accounted",
+        "apply",
+        "apply_gradients",
+        "begin",
+        "check_class",
+        "continues",
+        "described_steps",
+    ),
+    *("mean_factor", "mechanism", "refused", "release_means", "resume", "scalars", "secret_state"),
+    *("seeded", "stateless_apply", "title", *REFUSED),
+}
 
 
 class DPKerasOptimizer(keras.optimizers.Optimizer):
     """Base of the private optimizers; `make_dp_optimizer_class` puts it before a Keras optimizer.
 
-    It accepts gradients from the private training step only: `apply_gradients` raises, so a model
-    that was not made private cannot train with it.
+    Each example's gradient is clipped, Gaussian noise is added to the sum over the lot, and the mean is
+    given to Keras' update rule (Abadi et al. 2016, "Deep Learning with Differential Privacy", Algorithm
+    1). Momentum, Adam's moments, weight decay and averages of the weights are post-processing.
+
+    The optimizer accepts gradients from the private training step only: in a model that was not made
+    private, `fit` raises.
 
     Args:
-        *args, **kwargs: those of the Keras optimizer.
         l2_norm_clip: C > 0: L2 norm to which each example's (microbatch's) gradient is clipped.
         noise_multiplier: z >= 0: standard deviation of the noise on the sum, in units of C; or a
             sequence with one number for each step of a run, which then allows no more steps.
         num_microbatches: number of microbatches that a lot is cut into; divides the lot size. The mean
             gradient of each microbatch is clipped. None clips every example by itself. A microbatch
             of several examples doubles the sensitivity, which the accounting includes.
-        clipping: "global"; "per_layer", which clips each layer at its share C / sqrt(layers);
-            "each_layer", which clips each layer at C, so that the whole gradient is within
-            C sqrt(layers), which the accounting includes; "automatic", which normalizes every
+        clipping: "global", the default; "per_layer", which clips each layer at its share
+            C / sqrt(layers); "each_layer", which clips each layer at C, so that the whole gradient is
+            within C sqrt(layers), which the accounting includes; "automatic", which normalizes every
             gradient to just below C; or "adaptive", with which C follows a quantile of the norms
             (`adaptive_clipping`) and starts at `l2_norm_clip`.
         target_quantile: with "adaptive": fraction of gradients that should stay unclipped;
@@ -79,10 +85,12 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         quantile_noise_multiplier: with "adaptive": standard deviation of the noise on the count of
             unclipped gradients; default 5 z. The noise on the sum is raised so that both together
             have the noise multiplier z.
-        seed: seed of the noise, for tests and debugging only; the privacy statement names it. It is
-            not saved.
+        seed: seed of the noise, for tests and debugging only: no finite epsilon is proven with it. It
+            is not saved. None draws the noise from the operating system's entropy.
+        *args, **kwargs: those of the Keras optimizer.
 
     Raises:
+        TypeError: there is no such argument.
         ValueError: an argument is invalid, or is `gradient_accumulation_steps` (it keeps un-noised
             sums in slots that checkpoints save; set `physical_batch_size` instead) or
             `loss_scale_factor`.
@@ -92,6 +100,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         title: name of the mechanism in messages.
         accounted: names of attributes that the accounting depends on, set once by the constructor.
         mean_factor: factor on the noisy mean in the gradient that the update rule is given.
+        refused: names of Keras' arguments that are refused.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -110,6 +119,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
     mechanism: type[Mechanism] = DPSGD
     title = "DP-SGD"
     mean_factor = 1.0
+    refused: tuple[str, ...] = REFUSED
     accounted: tuple[str, ...] = (
         "l2_norm_clip",
         "noise_multiplier",
@@ -131,15 +141,8 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         seed: int | str | None = None,
         **kwargs,
     ):
-        for name in ("gradient_accumulation_steps", "loss_scale_factor"):
-            if kwargs.get(name) not in (None, 1):
-                raise ValueError(
-                    f"`{name}` cannot be used with a private optimizer: it acts on gradients "
-                    "without noise. Remove it; for lots larger than memory, set "
-                    "`physical_batch_size`."
-                )
         num_microbatches = whole("num_microbatches", num_microbatches, 1, optional=True)
-        check_arguments(type(self), kwargs)
+        check_arguments(type(self), kwargs, self.refused)
         super().__init__(*args, **kwargs)
         l2_norm_clip = positive("l2_norm_clip", l2_norm_clip)
         # Refuses invalid values at construction, not at the first step.
@@ -160,6 +163,13 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         self._seed, self._sessions = seed, 0
         # Plain objects, which no save path of Keras or TensorFlow reaches.
         self._noise = NoiseSource(seed)  # each session makes one of its own
+
+    def __init_subclass__(cls, **arguments):
+        super().__init_subclass__(**arguments)
+        describe_arguments(cls, cls.refused)
+
+    def __dir__(self):
+        return [name for name in super().__dir__() if name not in _INTERNAL]
 
     def __setattr__(self, name, value):
         if name not in self.accounted:
@@ -336,7 +346,8 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         source, shapes = self._noise, [total.shape for total in bounded.sums]
         noise_multiplier = session.value("noise_multiplier")
         adaptive, clip_norm = self.adaptive_clipping, self._clip_norm
-        if adaptive is None or clip_norm is None:
+        first = session.run.contribution.l2_norm_clip
+        if adaptive is None or clip_norm is None or first is None:
             scale = self._stddev(noise_multiplier, bounded, session)
             noise = source.gaussians(session.place, scale, shapes)
         else:
@@ -345,12 +356,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             *noise, extra = source.gaussians(session.place, 1.0, [*shapes, ()])
             count = adaptive.count(bounded) + adaptive.count_noise * extra
             clip_norm.assign(
-                adaptive.next_clip_norm(
-                    bounded.l2_norm_clip,
-                    count,
-                    session.divisor,
-                    session.run.contribution.l2_norm_clip,
-                )
+                adaptive.next_clip_norm(bounded.l2_norm_clip, count, session.divisor, first)
             )
             noise = [scale * draw for draw in noise]
         return [total + draw for total, draw in zip(bounded.sums, noise, strict=True)], scale

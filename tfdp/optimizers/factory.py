@@ -1,18 +1,22 @@
 """Makes a private optimizer class from any Keras optimizer class."""
 
 import functools
+import inspect
+import re
+from typing import TYPE_CHECKING, Unpack
 
 import keras
 
+from tfdp.optimizers.arguments import Arguments, Rate
 from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
 
 
 def make_dp_optimizer_class(base: type) -> type[DPKerasOptimizer]:
-    """Returns a private subclass of a Keras optimizer class (the name is TensorFlow Privacy's).
+    """Returns a private subclass of a Keras optimizer class.
 
     The class is called `DPKeras<Base>Optimizer` and is registered for serialization under this name.
     Files with such a class load after `import tfdp` if `base` is an optimizer of Keras; a class that
-    was made from your own optimizer needs this call first.
+    was made from your own optimizer needs this call first. The function's name is TensorFlow Privacy's.
 
     Args:
         base: a subclass of `keras.optimizers.Optimizer`.
@@ -60,24 +64,81 @@ def make_class(
     # Classes of users, of whom two may have the same name, do not take each other's place in files.
     stock = getattr(keras.optimizers, base.__name__, None) is base
     package = "tfdp" if stock else f"tfdp.{base.__module__}"
-    doc = f"`keras.optimizers.{base.__name__}` on private gradients; see `{kind.__name__}`."
+    # The docstring of `kind` without its first line, which is about the base class, and its example.
+    told = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[2]
+    told = re.split(r"\n\n(?:Attributes|Example):", told)[0]
+    doc = f"`keras.optimizers.{base.__name__}` on private gradients: {kind.title}.\n\n{told}\n\n"
     if stock:
-        doc += f"""
-
-    Example:
-        >>> import keras, tfdp
-        >>> optimizer = tfdp.optimizers.{name}(
-        ...     l2_norm_clip=1.0, noise_multiplier=1.1{options})
-        >>> isinstance(optimizer, keras.optimizers.{base.__name__}), optimizer.noise_multiplier
-        (True, 1.1)
-    """
+        doc += f"""Example:
+    >>> import keras, tfdp
+    >>> optimizer = tfdp.optimizers.{name}(
+    ...     l2_norm_clip=1.0, noise_multiplier=1.1{options})
+    >>> isinstance(optimizer, keras.optimizers.{base.__name__}), optimizer.noise_multiplier
+    (True, 1.1)
+"""
     cls = type(name, (kind, base), {"__doc__": doc, "__module__": "tfdp.optimizers"})
     return keras.saving.register_keras_serializable(package=package, name=name)(cls)
 
 
-DPKerasSGDOptimizer = make_dp_optimizer_class(keras.optimizers.SGD)
-DPKerasAdamOptimizer = make_dp_optimizer_class(keras.optimizers.Adam)
-DPKerasAdamWOptimizer = make_dp_optimizer_class(keras.optimizers.AdamW)
-DPKerasAdagradOptimizer = make_dp_optimizer_class(keras.optimizers.Adagrad)
-DPKerasRMSpropOptimizer = make_dp_optimizer_class(keras.optimizers.RMSprop)
-DPKerasNadamOptimizer = make_dp_optimizer_class(keras.optimizers.Nadam)
+# Type checkers read the signatures below, which a test compares with those of Keras' optimizers.
+if TYPE_CHECKING:
+
+    class DPKerasSGDOptimizer(DPKerasOptimizer, keras.optimizers.SGD):
+        def __init__(
+            self,
+            learning_rate: Rate = 0.01,
+            momentum: float = 0.0,
+            nesterov: bool = False,
+            **kwargs: Unpack[Arguments],
+        ): ...
+
+    class DPKerasAdamOptimizer(DPKerasOptimizer, keras.optimizers.Adam):
+        def __init__(
+            self,
+            learning_rate: Rate = 0.001,
+            beta_1: float = 0.9,
+            beta_2: float = 0.999,
+            epsilon: float = 1e-7,
+            amsgrad: bool = False,
+            **kwargs: Unpack[Arguments],
+        ): ...
+
+    class DPKerasAdamWOptimizer(DPKerasAdamOptimizer): ...
+
+    class DPKerasAdagradOptimizer(DPKerasOptimizer, keras.optimizers.Adagrad):
+        def __init__(
+            self,
+            learning_rate: Rate = 0.001,
+            initial_accumulator_value: float = 0.1,
+            epsilon: float = 1e-7,
+            **kwargs: Unpack[Arguments],
+        ): ...
+
+    class DPKerasRMSpropOptimizer(DPKerasOptimizer, keras.optimizers.RMSprop):
+        def __init__(
+            self,
+            learning_rate: Rate = 0.001,
+            rho: float = 0.9,
+            momentum: float = 0.0,
+            epsilon: float = 1e-7,
+            centered: bool = False,
+            **kwargs: Unpack[Arguments],
+        ): ...
+
+    class DPKerasNadamOptimizer(DPKerasOptimizer, keras.optimizers.Nadam):
+        def __init__(
+            self,
+            learning_rate: Rate = 0.001,
+            beta_1: float = 0.9,
+            beta_2: float = 0.999,
+            epsilon: float = 1e-7,
+            **kwargs: Unpack[Arguments],
+        ): ...
+
+else:
+    DPKerasSGDOptimizer = make_dp_optimizer_class(keras.optimizers.SGD)
+    DPKerasAdamOptimizer = make_dp_optimizer_class(keras.optimizers.Adam)
+    DPKerasAdamWOptimizer = make_dp_optimizer_class(keras.optimizers.AdamW)
+    DPKerasAdagradOptimizer = make_dp_optimizer_class(keras.optimizers.Adagrad)
+    DPKerasRMSpropOptimizer = make_dp_optimizer_class(keras.optimizers.RMSprop)
+    DPKerasNadamOptimizer = make_dp_optimizer_class(keras.optimizers.Nadam)

@@ -10,12 +10,15 @@ lot as a whole; that is `num_microbatches=1` with lots of a fixed size, and its 
 relative to the gradient.
 """
 
+from typing import Unpack
+
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdp._validate import finite, one_of, positive, refuse, whole
 from tfdp.accounting.mechanisms import READINGS
+from tfdp.optimizers.arguments import Rate, StepArguments
 from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
 
 
@@ -61,11 +64,14 @@ class LangevinOptimizer(DPKerasOptimizer, keras.optimizers.SGD):
         steps_per_epoch: number of steps after which t increases by one; 1 counts steps. (The paper
             updates the rate "per round" and calls T both the number of passes over the data and the
             number of steps.)
-        clipping: as in `DPKerasOptimizer`. The paper clips the gradient of each layer at C.
+        clipping: "each_layer", which clips each layer at C, as in the paper, so that the whole
+            gradient is within C sqrt(layers), which the accounting includes; or "global", "per_layer",
+            "automatic" or "adaptive", as in `DPKerasOptimizer`.
         composition: name of the composition recipe that the claimed epsilon follows (one of
             `accounting.mechanisms.READINGS`), or None.
-        **kwargs: those of `DPKerasOptimizer`; the noise multiplier z is 2 sigma of the paper, whose
-            noise on the sum is N(0, 4 C^2 sigma^2).
+        noise_multiplier: z >= 0: standard deviation of the noise on the sum, in units of C: 2 sigma of
+            the paper, whose noise is N(0, 4 C^2 sigma^2); or a sequence with one number for each step.
+        **kwargs: those of `DPKerasOptimizer` and `keras.optimizers.SGD`.
 
     Raises:
         ValueError: an argument is invalid.
@@ -77,12 +83,12 @@ class LangevinOptimizer(DPKerasOptimizer, keras.optimizers.SGD):
 
     def __init__(
         self,
-        learning_rate=0.1,
+        learning_rate: Rate = 0.1,
         learning_rate_exponent: float | None = None,
         steps_per_epoch: int = 1,
         clipping: str = "each_layer",
         composition: str | None = None,
-        **kwargs,
+        **kwargs: Unpack[StepArguments],
     ):
         one_of("composition", composition, READINGS, optional=True)
         if not callable(learning_rate):  # neither a schedule nor a function

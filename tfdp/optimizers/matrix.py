@@ -13,6 +13,7 @@ the ledger composes both runs. Only `BackupAndRestore` resumes a run in another 
 """
 
 import dataclasses
+from typing import TYPE_CHECKING, Unpack
 
 import keras
 import numpy as np
@@ -22,6 +23,7 @@ from tfdp.accounting import strategy as make_strategy
 from tfdp.accounting.mechanisms import Matrix
 from tfdp.noise.correlated import CorrelatedNoise
 from tfdp.noise.gaussian import NoiseSource
+from tfdp.optimizers.arguments import Arguments, Rate
 from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
 from tfdp.optimizers.factory import make_class
 
@@ -29,8 +31,12 @@ from tfdp.optimizers.factory import make_class
 class MatrixDPOptimizer(DPKerasOptimizer):
     """Base of the optimizers with correlated noise; `make_matrix_optimizer_class` makes them.
 
+    The noise of a step cancels part of the earlier noise, so that the sum of all updates has less of it
+    (Denisov et al. 2022, "Improved Differential Privacy for SGD via Optimal Private Linear Operators on
+    Adaptive Streams"; Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization"). Clipping
+    and update rule are those of DP-SGD.
+
     Args:
-        *args, **kwargs: those of the Keras optimizer and of `DPKerasOptimizer`.
         strategy: "identity" (DP-SGD), "prefix_sum" (SI-DPSGD's noise), "sqrt_toeplitz",
             "banded_toeplitz" (optimized numerically), or a `tfdp.accounting.Strategy`.
         bands: number of nonzero coefficients of the strategy; the state has bands - 1 float32 numbers
@@ -40,6 +46,7 @@ class MatrixDPOptimizer(DPKerasOptimizer):
         objective: "mean" or "max": the error that "banded_toeplitz" minimizes; None takes "mean".
         steps: planned number of steps, for which "banded_toeplitz" is optimized. Further steps use
             the same strategy and are accounted correctly, but the strategy is no longer optimal.
+        *args, **kwargs: those of the Keras optimizer and of `DPKerasOptimizer`.
 
     Raises:
         ValueError: an argument is invalid, or one that the strategy needs is missing.
@@ -163,4 +170,21 @@ def make_matrix_optimizer_class(base: type) -> type[DPKerasOptimizer]:
     return make_class(MatrixDPOptimizer, base, "MatrixDP{}Optimizer", ", bands=4, steps=100")
 
 
-MatrixDPSGDOptimizer = make_matrix_optimizer_class(keras.optimizers.SGD)
+if TYPE_CHECKING:
+
+    class MatrixDPSGDOptimizer(MatrixDPOptimizer, keras.optimizers.SGD):
+        def __init__(
+            self,
+            learning_rate: Rate = 0.01,
+            momentum: float = 0.0,
+            nesterov: bool = False,
+            *,
+            strategy: str | Strategy | dict = "banded_toeplitz",
+            bands: int | None = None,
+            objective: str | None = None,
+            steps: int | None = None,
+            **kwargs: Unpack[Arguments],
+        ): ...
+
+else:
+    MatrixDPSGDOptimizer = make_matrix_optimizer_class(keras.optimizers.SGD)

@@ -5,11 +5,13 @@ It is not a mechanism of differential privacy: no gradient is bounded.
 """
 
 import secrets
+from typing import Unpack
 
 import keras
 import tensorflow as tf
 
 from tfdp._validate import finite, whole
+from tfdp.optimizers.arguments import REFUSED, KerasArguments, Rate, describe_arguments
 
 _WORD = 2**32
 
@@ -21,7 +23,6 @@ class NoisySGD(keras.optimizers.SGD):
     Each step and each weight have noise of their own, and momentum is taken of noisy gradients.
 
     Args:
-        *args: those of `keras.optimizers.SGD`.
         update_noise: standard deviation of the noise on every entry of the gradient; at least 0.
         seed: a seed word of the noise from 0 to 2**32 - 1; by default from the operating system's
             entropy.
@@ -41,10 +42,19 @@ class NoisySGD(keras.optimizers.SGD):
         True
     """
 
-    def __init__(self, *args, update_noise: float = 0.0, seed: int | None = None, **kwargs):
+    def __init__(
+        self,
+        learning_rate: Rate = 0.01,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        *,
+        update_noise: float = 0.0,
+        seed: int | None = None,
+        **kwargs: Unpack[KerasArguments],
+    ):
         update_noise = finite("update_noise", update_noise, 0)
         seed = whole("seed", seed, 0, _WORD - 1, optional=True)
-        super().__init__(*args, **kwargs)
+        super().__init__(learning_rate, momentum, nesterov, **kwargs)
         self.update_noise = update_noise
         self.seed = seed
         self._word = secrets.randbits(32) if seed is None else seed
@@ -64,3 +74,6 @@ class NoisySGD(keras.optimizers.SGD):
 
     def get_config(self):
         return {**super().get_config(), "update_noise": self.update_noise, "seed": self.seed}
+
+
+describe_arguments(NoisySGD, REFUSED)

@@ -14,22 +14,32 @@ Formal guarantee: the guarantee of the noise multiplier z; the accounting uses n
 with more noise is a step with the stated noise to which independent noise was added afterwards.
 """
 
+from typing import Unpack
+
 import keras
 import tensorflow as tf
 
 from tfdp._validate import whole
 from tfdp.accounting.mechanisms import SGLD
+from tfdp.optimizers.arguments import LangevinArguments, Rate
 from tfdp.optimizers.langevin import LangevinOptimizer
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class SGLDOptimizer(LangevinOptimizer):
-    """Langevin dynamics whose noise is at least that of the mechanism.
+    """Langevin dynamics whose noise is at least that of the mechanism: the baseline of DP dropout.
+
+    A step is half the learning rate times the noisy mean gradient (Welling and Teh 2011, "Bayesian
+    Learning via Stochastic Gradient Langevin Dynamics"); the noise is the larger one of Langevin
+    dynamics and of the noise multiplier.
 
     Args:
-        learning_rate: as in `LangevinOptimizer`.
         num_examples: public number N of examples.
         **kwargs: those of `LangevinOptimizer`.
+
+    Raises:
+        TypeError: there is no such argument.
+        ValueError: an argument is invalid.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -46,7 +56,9 @@ class SGLDOptimizer(LangevinOptimizer):
     mechanism = SGLD
     title = "SGLD (Langevin steps)"
 
-    def __init__(self, learning_rate=0.1, *, num_examples: int, **kwargs):
+    def __init__(
+        self, learning_rate: Rate = 0.1, *, num_examples: int, **kwargs: Unpack[LangevinArguments]
+    ):
         num_examples = whole("num_examples", num_examples, 1)
         super().__init__(learning_rate, **kwargs)
         self.num_examples = num_examples

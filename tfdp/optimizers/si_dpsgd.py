@@ -16,6 +16,8 @@ held where Keras and TensorFlow do not save them. Only `release_means`, which th
 releases them.
 """
 
+from typing import Unpack
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -25,15 +27,12 @@ from tfdp._compat.keras import configured_rate
 from tfdp._validate import flag, fraction, one_of, positive
 from tfdp.accounting.guarantee import check_kind
 from tfdp.accounting.mechanisms import RELEASES, SIDPSGD
-from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer, means_of
+from tfdp.optimizers.arguments import ClippingArguments, Rate
+from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
+from tfdp.optimizers.means import means_of
 
-_REFUSED = (
-    "use_ema",
-    "weight_decay",
-    "clipnorm",
-    "clipvalue",
-    "global_clipnorm",
-)
+# Keras' arguments that would change the means.
+_REFUSED = ("use_ema", "weight_decay", "clipnorm", "clipvalue", "global_clipnorm")
 
 
 class _Hidden:
@@ -76,6 +75,10 @@ class _Hidden:
 class SIDPSGDOptimizer(DPKerasOptimizer):
     """SI-DPSGD with SGD, momentum or Nesterov momentum on the means.
 
+    The optimizer keeps un-noised means of the weights, a secret, and shows the model the means with
+    fresh noise (Davody, Adelani, Kleinbauer and Klakow 2020, "Robust Differentially Private Training of
+    Deep Neural Networks", Algorithm 1). The proven epsilon is often far larger than the paper's.
+
     With momentum, v <- beta v + g; mu <- mu - eta v (or eta (g + beta v) for Nesterov), as in the
     authors' PyTorch code: the learning rate is outside of the velocity. The noise is *not* inside the
     momentum, so momentum 0.9 multiplies the effect of one example on the weights by up to 10; the
@@ -86,14 +89,15 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
     Args:
         learning_rate: a float, or a `keras.optimizers.schedules.LearningRateSchedule`. It scales the
             noise too and enters the accounting, so it cannot be assigned later.
-        momentum: beta in [0, 1).
-        nesterov: Nesterov momentum.
+        momentum: beta in [0, 1); default 0.
+        nesterov: whether the momentum is Nesterov's; default False.
         update_rule: a Keras optimizer that moves the means in place of SGD; its learning rate also
             scales the noise. Its state is secret and un-noised like the means, so no finite epsilon
             can be proven, and it requires guarantee="claimed".
         guarantee: "proven", or "claimed" for reproducing the paper's figures.
         release: "theta", one draw of the weights, frozen; or "mu", the means themselves, which the
             authors' code evaluates: no finite epsilon can be proven then.
+        name: name of the optimizer.
         **kwargs: those of `DPKerasOptimizer`.
 
     Raises:
@@ -116,18 +120,19 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
     mechanism = SIDPSGD
     title = "SI-DPSGD (noise in the weights)"
 
+    refused = (*DPKerasOptimizer.refused, *_REFUSED, "ema_momentum", "ema_overwrite_frequency")
     accounted = (*DPKerasOptimizer.accounted, "momentum", "nesterov", "guarantee", "release")
 
     def __init__(
         self,
-        learning_rate=0.1,
+        learning_rate: Rate = 0.1,
         momentum: float = 0.0,
         nesterov: bool = False,
         update_rule: keras.optimizers.Optimizer | None = None,
         guarantee: str = "proven",
         release: str = "theta",
         name: str = SIDPSGD.name,
-        **kwargs,
+        **kwargs: Unpack[ClippingArguments],
     ):
         momentum = fraction("momentum", momentum, zero=True)
         one_of("release", release, RELEASES)
@@ -148,7 +153,7 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
         if not isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule):
             remedy = "Pass such a number, or a LearningRateSchedule."
             learning_rate = positive("learning_rate", learning_rate, remedy=remedy)
-        refused = [k for k in _REFUSED if kwargs.get(k)]
+        refused = [name for name in _REFUSED if kwargs.get(name)]
         if refused:
             raise ValueError(
                 f"SIDPSGDOptimizer does not support {refused}: they would change the means in a way "

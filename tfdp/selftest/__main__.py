@@ -1,13 +1,16 @@
 """The command `python -m tfdp.selftest`: prints the checks, and ends with code 1 if one fails."""
 
-import argparse
 import dataclasses
 import json
 import os
 import sys
 from collections.abc import Sequence
 
+from absl import flags
+
 from tfdp import selftest
+from tfdp._settings import define, parse, setting, settings_of, typed
+from tfdp._validate import one_of
 from tfdp.selftest import MODES, ON_GPUS, Check, checks
 
 
@@ -35,24 +38,40 @@ def _devices() -> str:
     return f"TensorFlow {tf.__version__}, Keras {keras.__version__}, devices: {', '.join(found)}"
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Flags of the command."""
+
+    modes: str | None = setting(
+        f"A list with commas; by default all that differ here, of {', '.join(MODES)}.",
+        group="Checks",
+    )
+    json: bool = setting("Prints JSON for programs.", False)
+
+
+OPTIONS = settings_of(Options)
+
+
+def _options(arguments: Sequence[str]) -> Options:
+    values = flags.FlagValues()
+    define(OPTIONS, values)
+    words = parse(["", *arguments], selftest.__doc__, values)
+    if words[1:]:
+        raise ValueError(f"Expected flags only. Received {' '.join(words[1:])}.")
+    return Options(**typed(OPTIONS, values))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tfdp.selftest",
-        description=selftest.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--modes",
-        help=f"a list with commas; by default all that differ here, of {', '.join(MODES)}",
-    )
-    parser.add_argument("--json", action="store_true", help="writes JSON for programs")
-    options = parser.parse_args(arguments)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    modes = [mode.strip() for mode in options.modes.split(",")] if options.modes else _modes()
-    unknown = [mode for mode in modes if mode not in MODES]
-    if unknown:
-        parser.error(f"expected --modes among {', '.join(MODES)}, found {', '.join(unknown)}")
+    try:
+        options = _options(sys.argv[1:] if arguments is None else arguments)
+        modes = options.modes.split(",") if options.modes else _modes()
+        for mode in modes:
+            one_of("--modes", mode, MODES)
+    except ValueError as error:
+        print(f"python -m tfdp.selftest: error: {error}", file=sys.stderr)
+        return 2
     if not options.json:
         print(_devices(), flush=True)
     found = []

@@ -1,4 +1,4 @@
-"""The callback that keeps a training safe from crashes, with the habits of Keras' BackupAndRestore."""
+"""The callback that resumes a training after a crash, modelled on Keras' BackupAndRestore."""
 
 import contextlib
 import dataclasses
@@ -15,7 +15,7 @@ from tfdp import accounting
 from tfdp._interruptions import Interruptions
 from tfdp._validate import finite, whole
 from tfdp.account import Account
-from tfdp.accounting import PrivacyBudget, Run
+from tfdp.accounting import Run
 from tfdp.accounting.guarantee import check_adjacency, check_delta, format_epsilon
 from tfdp.entry import Entry
 from tfdp.session import Session
@@ -23,7 +23,6 @@ from tfdp.training.backup_folder import BackupFolder
 from tfdp.training.backup_state import capture_state, restore_state, setup_of
 from tfdp.training.feed import Feed
 from tfdp.training.position import Position
-from tfdp.training.steering import list_of
 
 # Steps are reserved for so many seconds at a time: what a crash may lose besides the last state.
 # It is longer where writing the reservation takes more than the share below.
@@ -35,21 +34,22 @@ _SHARE = 0.01
 class BackupAndRestore(keras.callbacks.Callback):
     """Keeps the state of a private training in a secret folder, and resumes from it after a crash.
 
-    Run the same program again after a kill, and `fit` resumes, in the middle of an epoch, too: in the
-    same run of the ledger, for the steps that are left. Steps that may have been begun after the last
-    state (about a second of steps is reserved ahead) are lost to the weights and stay counted, so the
-    proven epsilon is that of a training without a crash. While the folder holds
-    a state, only a `fit` with this callback continues in the run. Once it was removed (by default when
-    `fit` has ended), a further `fit` may extend the run, as without a backup.
+    Run the same program again after a kill, and `fit` resumes in the same run of the ledger, also in
+    the middle of an epoch, for the steps that are left. Steps that may have begun after the last state
+    (about a second of steps is reserved ahead) are lost to the weights and stay counted, so the proven
+    epsilon is that of a training without a crash. While the folder holds a state, only a `fit` with
+    this callback continues the run. Once the folder is removed (by default when `fit` has ended), a
+    further `fit` may extend the run, as without a backup.
 
-    Ctrl-C and SIGTERM let the step end and write the state; the exception's notes say what was spent. A
-    second Ctrl-C ends at once.
+    On Ctrl-C and SIGTERM the step ends and the state is written; the exception's notes say what was
+    spent. A second Ctrl-C ends at once.
 
     The state of other callbacks (the patience of `EarlyStopping`) and the metrics of the epoch begin
-    anew after a restart; at the end of its first epoch, callbacks see the last step again where an
-    earlier process took a step. The history has the epochs of earlier processes, but for one whose end
-    was lost; `history.epoch` names them. When `fit` has ended, the folder is removed: save the model
-    then, or pass `delete_checkpoint=False`, and `fit` of a restarted program gives the trained weights.
+    anew after a restart. At the end of its first epoch, callbacks see the logs of the last step again
+    for the steps of the earlier process. The history has the epochs of earlier processes, except one
+    whose end was lost; `history.epoch` has their numbers. When `fit` has ended, the folder is removed:
+    save the model then, or pass `delete_checkpoint=False`, so that `fit` of a restarted program gives
+    the trained weights.
 
     The folder is a secret: it holds un-noised values of some mechanisms. Do not copy it: two trainings
     from one state cost more than their ledgers say.
@@ -126,18 +126,22 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._saved_at, self._saved_after = 0.0, 0
         self._writing, self._reserving = 0.0, 0.0  # seconds of writing a state, and a reservation
 
-    # -- what `fit` calls ------------------------------------------------------------------------
+    # -- called by `fit` -------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def attached(self, model, account: Account, feed: Feed, start: Position):
         """Context of one fit, which gives the position where the training begins or resumes.
 
         Args:
-            model: a private model that is compiled and built.
-            account: the account of its weights.
-            feed: what the fit draws from.
+            model, account, feed: of the fit; the model is compiled and built.
             start: the position of a training from its beginning.
         """
+        if feed.lots is None and feed.sampling.whole_epochs:
+            raise ValueError(
+                "BackupAndRestore cannot resume batches of OncePerEpoch: after a crash they come in a "
+                "new order, so an example could be twice in the interrupted epoch. Use lots of "
+                "tfdp.data.make_lots, or leave out the declaration or the callback."
+            )
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         self.set_model(model)
@@ -161,21 +165,19 @@ class BackupAndRestore(keras.callbacks.Callback):
             ordered = feed.lots if feed.needs_order else None
             order = None if ordered is None else ordered.new_order().hex()
             return dataclasses.replace(start, order=order)
-        about, arrays, reserved = found
-        notes = about["notes"]
-        position, lost = restore_state(
-            self.model, account, feed, self._setup, about, arrays, reserved
-        )
+        about, notes = found[0], found[0]["notes"]
+        position, lost = restore_state(self.model, account, feed, self._setup, *found)
         if about["run_id"] != self._run_id:  # else a second fit of one process, which is no restart
             self.restarts, self.earlier_seconds = notes["restarts"] + 1, notes["seconds"]
         self.lost_steps = notes["lost_steps"] + lost
         self.epochs = {int(epoch): logs for epoch, logs in notes["epochs"]}
         if lost:
+            saved = about["steps"]
             logging.warning(
-                "The training in %s resumes from its state after step %s. Up to %s steps were begun "
-                "after that: they stay counted, but their results are lost. Step %s is the next one.",
-                self._folder.path, f"{about['steps']:,}", f"{lost:,}", f"{about['steps'] + lost + 1:,}",
-            )  # fmt: skip
+                f"The training in {self._folder.path} resumes from its state after step {saved:,}. Up "
+                f"to {lost:,} later steps had begun: they stay counted, but their results are lost. "
+                f"Step {saved + lost + 1:,} is the next one."
+            )
         if feed.steps is not None and position.step >= feed.steps:  # the epochs are shorter now
             position = position.next_epoch()
         if notes["ended"] == self._last_epoch:  # perhaps early; it has ended all the same
@@ -195,7 +197,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         return history
 
     def before_steps(self, training, session, steps: int) -> None:
-        """Makes steps safe on the disk, before they are authorized.
+        """Reserves steps on the disk, before they are authorized; raises OSError if that fails.
 
         The first state of a session is written before any of its steps. So a run has a state before its
         first reservation, and the state has the key of the session.
@@ -204,9 +206,6 @@ class BackupAndRestore(keras.callbacks.Callback):
             training: the training, with the position of its next step.
             session: its open session.
             steps: number of steps that are wanted.
-
-        Raises:
-            OSError: the state, or the reservation, could not be written.
         """
         entry = session.entry
         if session is not self._session:
@@ -222,7 +221,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         speed = (entry.taken - self._reserved_after) / passed
         ahead = math.ceil(speed * max(_AHEAD, self._reserving / _SHARE))
         if isinstance(self._save_freq, int):
-            ahead = min(ahead, self._save_freq)  # who wants states often wants to lose little
+            ahead = min(ahead, self._save_freq)  # frequent states are meant to lose little
         last = min(entry.run.steps, entry.limit)
         self._reserved = int(max(wanted, min(entry.taken + ahead, last)))
         self._folder.reserve(entry.run_id, self._reserved)
@@ -230,11 +229,11 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._reserving = self._reserved_at - now
 
     def _end(self):
-        """After a fit, when all callbacks have heard of its end: they may still change the weights."""
+        """Ends a fit after all callbacks have seen its end: they may still change the weights."""
         if self._session is not None:
             self._ended = self._last_epoch
         if self._interruptions.number is not None:
-            self._stop()  # with the last step, or after it
+            self._stop()  # the signal came with the last step, or after it
         elif self._delete:
             self._folder.clear()
         elif self._session is not None:
@@ -255,9 +254,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         if self._account is None:
             raise ValueError(
-                "BackupAndRestore keeps the ledger of a private model. Expected a model of "
-                f"tfdp.make_private. Received: {type(self.model).__name__}. For other models there is "
-                "keras.callbacks.BackupAndRestore."
+                f"Model '{self.model.name}' is not private. Make it private with tfdp.make_private, or "
+                "use keras.callbacks.BackupAndRestore."
             )
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -266,7 +264,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._save()
 
     def on_train_batch_begin(self, batch, logs=None):
-        if self._interruptions.number is not None:  # all callbacks have heard of the step before
+        if self._interruptions.number is not None:  # all callbacks have seen the step before
             self._stop()
 
     def on_train_batch_end(self, batch, logs=None):
@@ -295,15 +293,14 @@ class BackupAndRestore(keras.callbacks.Callback):
         try:
             self._write()
         except OSError as error:
-            logging.log_first_n(
-                logging.WARNING,
-                "The state of the training could not be written to %s: %s. The training goes on; a "
-                "crash would lose what came after the last state.",
-                1, self._folder.path, error,
-            )  # fmt: skip
+            message = (
+                "The state of the training could not be written to %s: %s. The training continues; a "
+                "crash would lose the steps after the last state."
+            )
+            logging.log_first_n(logging.WARNING, message, 1, self._folder.path, error)
 
     def _write(self):
-        """Writes the present state, with what a later process tells of this one."""
+        """Writes the present state, with what a later process reports of this one."""
         started = time.monotonic()
         epochs = [
             (epoch, {name: np.asarray(value).tolist() for name, value in logs.items()})
@@ -326,55 +323,35 @@ class BackupAndRestore(keras.callbacks.Callback):
     # -- signals ---------------------------------------------------------------------------------
 
     def _stop(self):
-        account, session = self._account, self._session
-        if account is None or session is None:
+        if self._account is None or self._session is None:
             self._interruptions.end()  # before the first step
-        notes = self._spent(account, session.entry)
+        notes = self._spent(self._account, self._session.entry)
         try:
             self._write()
-            notes.append(
-                f"The state is in {self._folder.path}: the same program resumes from there."
-            )
+            notes.append(f"The state is in {self._folder.path}. Run the same program to resume.")
         except OSError as error:
-            notes.append(
-                f"The last state could not be written: {error}. The one before it is kept."
-            )
+            notes.append(f"The state could not be written: {error}. The one before it is kept.")
         self._interruptions.end(*notes)
 
     def _spent(self, account: Account, entry: Entry) -> list[str]:
         """What was spent, if the training is resumed and if it is not."""
-        ledger = account.ledger
-        of = "" if entry.has_open_plan or self._length is None else f" of {entry.counted:,}"
-        so_far = self._epsilon(ledger.budget, account.runs_so_far)
-        notes = [f"Stopped after step {entry.taken:,}{of}{so_far}."]
+        planned = "" if entry.has_open_plan or self._length is None else f" of {entry.counted:,}"
+        notes = [
+            f"Stopped after step {entry.taken:,}{planned}{self._epsilon(account.runs_so_far)}."
+        ]
         if entry.if_ended > entry.taken:
-            cost = self._epsilon(ledger.budget, ledger.runs)
-            notes.append(f"All planned steps count if the training is never resumed{cost}.")
+            cost = self._epsilon(account.ledger.runs)
+            notes.append(f"If the training is never resumed, all planned steps count{cost}.")
         return notes
 
-    def _epsilon(self, budget: PrivacyBudget | None, runs: list[Run]) -> str:
-        """The proven epsilon of runs, in words; nothing where no delta is known."""
-        delta, adjacency = self._delta, self._adjacency
-        if budget is not None:
-            delta, adjacency = delta or budget.delta, adjacency or budget.adjacency
-        if delta is None:
+    def _epsilon(self, runs: list[Run]) -> str:
+        """The proven epsilon of runs, in words; nothing if no delta is known."""
+        privacy = self.model.privacy
+        if self._delta is None and privacy.budget is None:
             return ""
-        spent = accounting.proven_composition(runs, delta, adjacency or "zero_out")
+        delta, adjacency = privacy.delta_and_adjacency(self._delta, self._adjacency)
+        spent = accounting.proven_composition(runs, delta, adjacency)
         return (
             f" (proven epsilon {format_epsilon(spent.epsilon)} at delta {delta:g}, adjacency "
             f"{spent.adjacency})"
         )
-
-
-def backup_among(callbacks) -> BackupAndRestore | None:
-    """The backup among the callbacks of a fit, or None.
-
-    Raises:
-        ValueError: there are two.
-    """
-    found = [c for c in list_of(callbacks) if isinstance(c, BackupAndRestore)]
-    if len(found) > 1:
-        raise ValueError(
-            f"Expected at most one BackupAndRestore. Received {len(found)}. Leave out the others."
-        )
-    return found[0] if found else None

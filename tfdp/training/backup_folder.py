@@ -37,8 +37,7 @@ class BackupError(ValueError):
 class BackupFolder:
     """A folder in which one process at a time keeps the state of a training.
 
-    Args:
-        path: the folder; it is made when it is first entered, for its owner only.
+    It is made when it is first entered, for its owner only.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -51,13 +50,7 @@ class BackupFolder:
         return os.path.lexists(self._in(STATE))
 
     def enter(self) -> None:
-        """Takes the folder for this process.
-
-        Raises:
-            BackupError: another process has it.
-            ValueError: other users may enter it.
-            OSError: the folder cannot be made or written.
-        """
+        """Takes the folder for this process; raises BackupError if another process has it."""
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
         sync_folder(os.path.dirname(secret_folder(self.path)))
         handle = os.open(self._in(_STEPS), os.O_RDWR | os.O_CREAT, 0o600)
@@ -74,7 +67,7 @@ class BackupFolder:
             self.reserve(_NO_RUN, 0)
 
     def leave(self) -> None:
-        """Gives the folder back; what is in it stays."""
+        """Releases the folder; its files stay."""
         if self._steps != _NOT_ENTERED:
             os.close(self._steps)
             self._steps = _NOT_ENTERED
@@ -90,9 +83,7 @@ class BackupFolder:
     def read(self) -> tuple[dict, dict[str, np.ndarray], int] | None:
         """Returns (about, arrays, number of reserved steps of its run); None if there is no state.
 
-        Raises:
-            BackupError: the state is damaged, or not one.
-            OSError: it cannot be read.
+        Raises BackupError if the state is damaged.
         """
         if not self.holds_state:
             return None
@@ -106,22 +97,19 @@ class BackupFolder:
                 arrays = {name: held[name] for name in held.files if name != "about"}
         except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise BackupError(
-                f"The state of the training in {self._in(STATE)} cannot be read: {error}. What the "
-                "training has spent is not known any more. Restore the folder, or remove it (of "
-                "train.py: the whole .unfinished folder) to begin anew with fresh weights, and release "
-                "nothing of the old training."
+                f"The state of the training in {self._in(STATE)} cannot be read: {error}. What was "
+                "spent is unknown now. Restore the folder, or remove it (of train.py: the whole "
+                ".unfinished folder) to begin anew with fresh weights, and release nothing of the old "
+                "training."
             ) from error
         return about, arrays, int(steps) if run_id == about.get("run_id") else 0
 
     def write(self, about: Mapping, arrays: Mapping[str, np.ndarray]) -> None:
-        """Replaces the state.
+        """Replaces the state; if that raises OSError, the one before is still there.
 
         Args:
             about: JSON-safe; its `run_id` is that of the steps that `reserve` reserves.
             arrays: arrays by name.
-
-        Raises:
-            OSError: the state could not be written; the one before is still there.
         """
         text = np.frombuffer(json.dumps(about).encode(), np.uint8)
         with open(self._in(_PARTIAL), "wb") as file:
@@ -132,15 +120,7 @@ class BackupFolder:
         sync_folder(self.path)
 
     def reserve(self, run_id: str, steps: int) -> None:
-        """Notes on the disk that a run may have taken so many steps.
-
-        Args:
-            run_id: id of the run in the ledger; its first state was written before.
-            steps: number of steps since the beginning of the run.
-
-        Raises:
-            OSError: the number could not be written.
-        """
+        """Notes on the disk that a run may have taken so many steps; its first state was written."""
         os.pwrite(self._steps, _line(run_id, steps), 0)
         os.fsync(self._steps)
 

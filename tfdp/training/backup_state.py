@@ -26,15 +26,13 @@ _VERSION = 8
 def capture_state(
     model, account: Account, setup: dict, length: int | None, position: Position, notes: dict
 ) -> tuple[dict, dict[str, np.ndarray]]:
-    """Returns the state of a private model after its last step: (about, arrays), for a `BackupFolder`.
+    """Returns the state of a training between two steps: (about, arrays), for a `BackupFolder`.
 
     Args:
-        model: a private model in training, between two steps.
-        account: the account of its weights, with a session.
         setup: from `setup_of`.
         length: number of steps of an epoch of this fit, or None.
         position: the position of the next step.
-        notes: what a later process tells of this one; JSON-safe.
+        notes: a report for later processes; JSON-safe.
     """
     session, secrets = account.session, model.optimizer.secret_state()
     arrays = {name: keras.ops.convert_to_numpy(v) for name, v in _variables(model).items()}
@@ -60,12 +58,8 @@ def restore_state(
     """Puts a state into a model and opens the session of the saved run, which the fit continues.
 
     Args:
-        model: a compiled private model that is built.
-        account: the account of its weights.
-        feed: what the fit draws from.
-        setup: from `setup_of`.
         about, arrays: the state.
-        reserved: number of steps of the run that may have been begun.
+        reserved: number of steps of the run that may have begun.
 
     Returns:
         The position of the next step, and the number of lost steps.
@@ -107,12 +101,7 @@ def restore_state(
 
 
 def setup_of(model, feed: Feed) -> dict:
-    """What has to be the same in the process that resumes; runs are compared when they are opened.
-
-    Args:
-        model: a compiled private model that is built.
-        feed: what the next fit draws from.
-    """
+    """What has to be the same in the process that resumes, besides the run."""
     lots = feed.lots
     if lots is not None and not (sampling_class(lots.sampling).whole_epochs or lots.groups > 1):
         lots = None  # its examples have no places

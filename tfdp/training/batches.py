@@ -62,7 +62,7 @@ def batches_of(x: Any, class_weight: dict | None = None, shuffle: bool = True) -
         x: a `tf.data.Dataset`, a `keras.utils.PyDataset`, or a generator or other iterable of
             x, (x, y) or (x, y, sample_weight). A generator serves one epoch.
         class_weight: as in `fit`.
-        shuffle: whether a `PyDataset` of known length is gone through in random order.
+        shuffle: whether a `PyDataset` of known length is read in random order.
 
     Raises:
         ValueError: there is no batch, or its arrays have no common first axis.
@@ -76,7 +76,7 @@ def batches_of(x: Any, class_weight: dict | None = None, shuffle: bool = True) -
     begun = iter(x)
     first = [*itertools.islice(begun, 1)]
     adapter = GeneratorDataAdapter(map(_as_tuple, itertools.chain(first, begun)))
-    # The first epoch goes on where the adapter's look at the data stopped. Later ones begin anew.
+    # The first epoch continues after the batch that the adapter has read. Later ones begin anew.
     passes = itertools.chain([adapter.generator()], (map(_as_tuple, x) for _ in itertools.count()))
     adapter.generator = lambda: next(passes)
     return _of_adapter(adapter, first, number, class_weight)
@@ -138,22 +138,27 @@ def _rows(batch) -> int | None:
     leaves = [leaf for leaf in tf.nest.flatten(batch) if hasattr(leaf, "shape")]
     if any(isinstance(leaf, _NOT_DENSE) or hasattr(leaf, "toarray") for leaf in leaves):
         raise ValueError(
-            "Expected batches of dense tensors, since lots are padded to one number of rows. Received "
-            "sparse or ragged ones. Make them dense: x.toarray(), tf.sparse.to_dense(x), x.to_tensor()."
+            "Batches of sparse or ragged tensors cannot be padded to one number of rows. Make them "
+            "dense: x.toarray(), tf.sparse.to_dense(x), x.to_tensor()."
         )
     found = {tuple(leaf.shape[:1]) for leaf in leaves}
     known = found - {(None,)}
     if not found or len(known) > 1 or known & {(), (0,)}:
         raise ValueError(
             "Expected at least one batch, of arrays x, (x, y) or (x, y, sample_weight) whose first "
-            f"axis is that of the rows. Received first axes {found or 'of nothing'}. Of single "
-            "examples, dataset.batch(batch_size) makes batches."
+            f"axis is that of the rows. Received first axes {found or 'of nothing'}. "
+            "dataset.batch(batch_size) makes batches of single examples."
         )
     return known.pop()[0] if known else None
 
 
 def _padded(dataset, size):
-    """Pads every batch to `size` rows, which get the weight zero."""
+    """Pads every batch to `size` rows, with copies of its first row that have no weight."""
+
+    def padded(leaf):
+        if leaf is None:
+            return None
+        return tf.ensure_shape(with_copies(leaf, size), [size, *leaf.shape[1:]])
 
     @do_not_convert
     def lot(*batch):
@@ -164,35 +169,18 @@ def _padded(dataset, size):
             rows,
             size,
             f"A batch has more rows than the first one, which has {size}, and every sum of gradients "
-            "is divided by that constant. Expected no larger batch than the first; "
-            "drop_remainder=True gives all the same size.",
+            "is divided by that constant. drop_remainder=True gives all batches the same size.",
         )
-        weights = _filled(weights, rows)
+        ones = tf.ones([rows], tf.float32)  # so that padding has a weight that differs
+        weights = tf.nest.map_structure(
+            lambda leaf: ones if leaf is None else tf.cast(leaf, tf.float32), weights
+        )
         with tf.control_dependencies([check]):
-            return _with_rows(x, y, weights, rows, size)
+            x, y, weights = tf.nest.map_structure(padded, (x, y, weights))
+            return x, y, zero_rows(weights, tf.range(size) < rows)
 
     return dataset.map(lot)
 
 
 def _none_if_optional(leaf):
     return None if isinstance(leaf, tf.experimental.Optional) else leaf
-
-
-def _filled(weights, rows):
-    """Replaces weights that are None by ones, so that padding has a weight that differs."""
-    ones = tf.ones([rows], tf.float32)
-    return tf.nest.map_structure(
-        lambda leaf: ones if leaf is None else tf.cast(leaf, tf.float32), weights
-    )
-
-
-def _with_rows(x, y, weights, rows, size):
-    """Pads a batch of `rows` rows to `size` rows, with copies of the first row that have no weight."""
-
-    def padded(leaf):
-        if leaf is None:
-            return None
-        return tf.ensure_shape(with_copies(leaf, size), [size, *leaf.shape[1:]])
-
-    x, y, weights = tf.nest.map_structure(padded, (x, y, weights))
-    return x, y, zero_rows(weights, tf.range(size) < rows)

@@ -11,29 +11,17 @@ from tfdp._compat.keras import build_symbolically, is_graph_of_layers, layers_of
 
 
 def build_for(model, x) -> None:
-    """Builds a model for inputs of a given structure; does nothing if all of it is built.
+    """Builds a model for a structure of arrays, tensors or `tf.TensorSpec`s [rows, ...].
 
     `build` of a subclass without a method of that name leaves its layers without weights.
-
-    Args:
-        model: a compiled Keras model.
-        x: structure of arrays or tensors, with a leading dimension of rows; or a dataset of lots x,
-            (x, y) or (x, y, sample_weight).
     """
     if model.built and all(layer.built for layer in layers_of(model)):
         return
-    if isinstance(x, tf.data.Dataset):
-        x, _, _ = keras.utils.unpack_x_y_sample_weight(x.element_spec)
     build_symbolically(model, keras.tree.map_structure(_symbolic, x))
 
 
 def outputs_for(model, x) -> list:
-    """The model's outputs, as tensors or symbolic ones; it is built if it was not.
-
-    Args:
-        model: a compiled Keras model.
-        x: structure of arrays or tensors, with a leading dimension of rows.
-    """
+    """The symbolic outputs of a model for a structure of arrays; it is built if it was not."""
     if model.built and is_graph_of_layers(model):
         return model.outputs
     rows = keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[:1], x)

@@ -1,14 +1,14 @@
 """`make_private_with_epsilon`: a private model whose noise spends a budget in the planned epochs."""
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import keras
 import tensorflow as tf
-from absl import logging
 
 from tfdp._compat.tensorflow import Begun
 from tfdp._validate import positive, refuse, whole
-from tfdp.accounting import PrivacyBudget, delta_warning, noise_for
+from tfdp.accounting import PrivacyBudget, noise_for
 from tfdp.data import Lots, OncePerEpoch, as_source, make_lots
 from tfdp.data.sources import is_source
 from tfdp.optimizers import DPKerasOptimizer, make_dp_optimizer_class
@@ -16,8 +16,8 @@ from tfdp.training.batches import is_batches
 from tfdp.training.building import build_for
 from tfdp.training.cost_of_batches import warn_of_noise
 from tfdp.training.describe import planned_run
-from tfdp.training.dp_model import make_private
-from tfdp.training.feed import feed_of
+from tfdp.training.dp_model import Private, make_private
+from tfdp.training.feed import STATE_LENGTH, feed_of, refuse_arguments_of_arrays
 from tfdp.training.preparing import prepared
 
 
@@ -42,7 +42,7 @@ class Calibrated(NamedTuple):
         2.453
     """
 
-    model: keras.Model
+    model: Private
     optimizer: DPKerasOptimizer
     data: Lots | tf.data.Dataset | OncePerEpoch
 
@@ -60,7 +60,11 @@ def make_private_with_epsilon(
     l2_norm_clip: float | None = None,
     kind: str = "proven",
     adjacency: str = "zero_out",
-    **settings,
+    engine: str = "auto",
+    physical_batch_size: int | None = None,
+    seed: int | None = None,
+    start: str | None = None,
+    public_preprocessing: bool | Collection = (),
 ) -> Calibrated:
     """Makes a model private with the least noise that keeps a training within a budget.
 
@@ -77,14 +81,21 @@ def make_private_with_epsilon(
             or a `tf.data.Dataset` of batches, which is accounted without amplification by sampling, or
             `tfdp.data.OncePerEpoch` of batches.
         epsilon: the budget, above 0.
-        delta: the probability parameter, in (0, 1); a warning says so if it is not below 1/N.
+        delta: the probability parameter, in (0, 1); `fit` warns if it is not below 1/N.
         epochs: number of passes over the data that are planned, above 0; it is rounded to steps.
         batch_size: nominal lot size; for arrays only, and needed there.
         sampling: how lots are drawn from arrays, as in `tfdp.data.make_lots`.
         l2_norm_clip: the clip norm; None takes that of a private optimizer, and 1.0 otherwise.
         kind: the guarantee that has to stay within the budget: "proven" or "claimed".
         adjacency: "zero_out", "replace_one" or "add_or_remove_one".
-        **settings: further arguments of `make_private`, such as `engine` or `physical_batch_size`.
+        engine: "auto", "ghost", "vectorized" or "loop", as in `make_private`.
+        physical_batch_size: largest number of examples that are in the network at once; None as in
+            `make_private`.
+        seed: insecure seed of the lots that are drawn from arrays, as in `make_private`; None draws
+            secret ones.
+        start: "public" declares that the weights do not depend on the private data; None declares
+            nothing.
+        public_preprocessing: layers, or their names, that were adapted to public data; True for all.
 
     Returns:
         (model, optimizer, data); compile the model with the optimizer, and fit it on the data.
@@ -110,29 +121,33 @@ def make_private_with_epsilon(
     epochs = positive("epochs", epochs)
     budget = PrivacyBudget(epsilon, delta, kind, adjacency)
     optimizer = _private(optimizer, l2_norm_clip, noise_multiplier=1.0)
-    physical = settings.get("physical_batch_size")
-    data = _lots(data, batch_size, sampling, physical, optimizer)
-    rows, *_ = prepared(model, data)
-    feed = feed_of(rows, physical)
-    build_for(model, rows.spec[0] if isinstance(rows, Lots) else feed.dataset)
-    model = make_private(model, **settings)
-    if model.privacy.ledger.runs:
+    data = _lots(data, batch_size, sampling, physical_batch_size, optimizer)
+    feed = feed_of(prepared(model, data)[0], physical_batch_size)
+    if feed.steps is None:
+        raise ValueError(f"The number of batches in an epoch is unknown. {STATE_LENGTH}")
+    build_for(model, feed.inputs)
+    private = make_private(
+        model,
+        engine=engine,
+        physical_batch_size=physical_batch_size,
+        seed=seed,
+        start=start,
+        public_preprocessing=public_preprocessing,
+    )
+    if private.privacy.ledger.runs:
         raise ValueError(
             f"The weights of model '{model.name}' have spent privacy already, so noise for the whole "
             "budget would exceed it. Expected fresh weights; or use tfdp.accounting.noise_for with "
             "what is left."
         )
-    steps = max(1, round(epochs * (feed.steps or 1)))
-    run = planned_run(model, feed, steps, optimizer, model.privacy.account.start)
-    too_large = delta_warning(delta, run.sampling.num_examples)
-    if too_large:
-        logging.warning("%s", too_large)
+    steps = max(1, round(epochs * feed.steps))
+    run = planned_run(private, feed, steps, optimizer, private.privacy.account.start)
     noise = noise_for(budget.epsilon, budget.delta, run, kind, adjacency)
     warn_of_noise(data, run, noise, budget)
-    model.privacy.ledger.add_budget(budget)
+    private.privacy.ledger.add_budget(budget)
     if isinstance(feed.dataset, Begun):  # the size of its batches was unknown, so one was looked at
         data = OncePerEpoch(feed.dataset) if isinstance(data, OncePerEpoch) else feed.dataset
-    return Calibrated(model, _private(optimizer, None, noise_multiplier=noise), data)
+    return Calibrated(private, _private(optimizer, None, noise_multiplier=noise), data)
 
 
 def _private(optimizer, l2_norm_clip, noise_multiplier) -> DPKerasOptimizer:
@@ -153,21 +168,14 @@ def _private(optimizer, l2_norm_clip, noise_multiplier) -> DPKerasOptimizer:
 
 def _lots(data, batch_size, sampling, physical_batch_size, optimizer):
     """Returns the lots of arrays; lots, datasets and declarations as they are."""
-    lots = data if isinstance(data, Lots) else getattr(data, "tfdp_lots", None)
-    if lots is not None or isinstance(data, tf.data.Dataset | OncePerEpoch):
-        if batch_size is not None:
-            refuse(
-                "batch_size", "None, since the data have one", batch_size, "Leave batch_size out."
-            )
-        return data if lots is None else lots
+    data = getattr(data, "tfdp_lots", data)
+    if isinstance(data, Lots | tf.data.Dataset | OncePerEpoch):
+        refuse_arguments_of_arrays(batch_size=batch_size)
+        return data
     if is_batches(data) and not is_source(data):
         remedy = "Make batches of your own a tf.data.Dataset."
         refuse("data", "arrays (x, y), Lots or a tf.data.Dataset", type(data).__name__, remedy)
-    source = (
-        as_source(data)
-        if is_source(data)
-        else as_source(*keras.utils.unpack_x_y_sample_weight(data))
-    )
+    source = as_source(data)
     remedy = "Pass the size of a lot, at most the number of examples."
     batch_size = whole("batch_size", batch_size, 1, len(source), remedy=remedy)
     return make_lots(

@@ -29,9 +29,9 @@ _NO_EXAMPLES = (
     "has no public examples. Put its network into tfdp.layers.PublicExamples(network, examples), as "
     "tfdp.fix(model, public_data=examples) does"
 )
-_STATEFUL = "carries what one example wrote in its states to the next. Make it with stateful=False"
+_STATEFUL = "carries its states from one example to the next. Make it with stateful=False"
 _ADAPTED = (
-    "takes what it holds from data by adapt() or set_vocabulary(), which no privacy guarantee covers. "
+    "takes its values from data by adapt() or set_vocabulary(), which no privacy guarantee covers. "
     "Make it from public constants by the arguments of its class (mean and variance, vocabulary, "
     "bin_boundaries). Where that data is public, say so: make_private(model, "
     "public_preprocessing=[{!r}])"
@@ -61,70 +61,58 @@ def _is_adapted(layer) -> bool:
     return hasattr(layer, "adapt") and not was_given_vocabulary(layer)
 
 
-def _adapted_layers(model, public) -> list:
-    """The adapted layers that are not declared public."""
-    layers = layers_of(model)
-    public = _declared(model, layers, public)
-    judges = [layer for layer in layers if id(layer) in public or hasattr(layer, "adapt")]
-    # The verdict on a layer that can be adapted, or is declared public, covers the layers inside it.
-    covered = public | {id(inner) for layer in judges for inner in layers_of(layer)}
-    return [layer for layer in layers if id(layer) not in covered and _is_adapted(layer)]
-
-
-def _declared(model, layers, public):
-    """The Python ids of the layers that `public` names."""
+def _adapted_layers(model, layers, public) -> list:
+    """The adapted layers that are not declared public by `public`, as in `refuse_mixing_layers`."""
     if public is True:
-        return {id(layer) for layer in layers}
-    found = set()
+        return []
+    declared = []
     for item in public:
-        meant = {id(layer) for layer in layers if layer is item or layer.name == item}
+        meant = [layer for layer in layers if layer is item or layer.name == item]
         if not meant and model.built:
             raise ValueError(
                 "Invalid value received for argument `public_preprocessing`. Expected True, or layers "
                 f"of model '{model.name}' or their names. Received: {item!r}"
             )
-        found |= meant
-    return found
+        declared += meant
+    can_be_adapted = [layer for layer in layers if hasattr(layer, "adapt")]
+    # The verdict on a layer that can be adapted, or is declared public, covers the layers inside it.
+    inner = [each for layer in [*declared, *can_be_adapted] for each in layers_of(layer)]
+    covered = {id(layer) for layer in [*declared, *inner]}
+    return [layer for layer in can_be_adapted if id(layer) not in covered and _is_adapted(layer)]
 
 
 def refuse_mixing_layers(model, public=()) -> None:
     """Refuses layers that mix examples, and preprocessing layers that were adapted to private data.
 
-    The error names the first three such layers with their remedies, and the number of the others. A
-    BatchNormalization with `trainable=False` is allowed: its moving statistics are constants, which
-    like all weights at the start must not depend on the private data.
-
-    Other layers that mix examples, or keep what they see, are found when the first step is traced
-    (`gradients.mixed_rows`, `gradients.first_pass`). Adapted layers are checked only here.
+    A BatchNormalization with `trainable=False` is allowed: its moving statistics are constants, which,
+    like all weights at the start, must not depend on the private data. Other layers that mix examples,
+    or keep what they see, are found when the first step is traced (`gradients.mixed_rows`,
+    `gradients.first_pass`). Adapted layers are checked only here.
 
     Args:
         model: a Keras model.
-        public: True, or a collection of layers or of their names: preprocessing layers that the
-            caller declares to be adapted to public data only.
-
-    Raises:
-        ValueError: the model has such a layer, or `public` names no layer of it.
+        public: True, or layers, or their names: preprocessing layers that were adapted to public data.
     """
     layers = layers_of(model)
     with_examples = [layers_of(layer) for layer in layers if isinstance(layer, PublicExamples)]
     inside = {id(inner) for found in with_examples for inner in found}
-    refused = [
-        (layer, _BATCH_NORM + (_TRAINED if has_trained_statistics(layer) else _FRESH))
-        for layer in [model, *layers]
-        if normalizes_by_batch(layer)
-    ]
-    refused += [
-        (layer, _NO_EXAMPLES)
-        for layer in layers
-        if isinstance(layer, PublicBatchNormalization) and id(layer) not in inside
-    ]
-    refused += [(layer, _STATEFUL) for layer in layers if getattr(layer, "stateful", False)]
-    refused += [(layer, _ADAPTED.format(layer.name)) for layer in _adapted_layers(model, public)]
-    found = [f"layer '{layer.name}' ({type(layer).__name__}) {why}" for layer, why in refused]
+    found = []
+    for layer in [model, *layers]:
+        if normalizes_by_batch(layer):
+            why = _BATCH_NORM + (_TRAINED if has_trained_statistics(layer) else _FRESH)
+        elif isinstance(layer, PublicBatchNormalization) and id(layer) not in inside:
+            why = _NO_EXAMPLES
+        elif getattr(layer, "stateful", False):
+            why = _STATEFUL
+        else:
+            continue
+        found.append((layer, why))
+    found += [(each, _ADAPTED.format(each.name)) for each in _adapted_layers(model, layers, public)]
+    named = [f"layer '{layer.name}' ({type(layer).__name__}) {why}" for layer, why in found[:3]]
     if found:
         raise ValueError(
             "This model cannot be trained with per-example privacy: "
-            + "; ".join(found[:3])
+            + "; ".join(named)
             + (f"; and {len(found) - 3} more layers." if len(found) > 3 else ".")
         )
 
@@ -135,14 +123,9 @@ _REPLACED = ("train_step", "make_train_function")
 
 
 def refuse_own_train_step(model, private_base) -> None:
-    """Refuses a model with its own `train_step` or `make_train_function`, which would be ignored.
+    """Refuses a model with a custom `train_step` or `make_train_function`, which would be ignored.
 
-    Args:
-        model: a Keras model.
-        private_base: the class whose training step is the private one.
-
-    Raises:
-        ValueError: the model, or one of its classes, overrides one of these methods.
+    `private_base` is the class whose training step is the private one.
     """
     for name in _REPLACED:
         where = f"Model '{model.name}'" if name in vars(model) else None

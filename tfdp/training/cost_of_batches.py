@@ -1,4 +1,4 @@
-"""Warns of the cost of batches of which nothing is known, beside lots that tfdp draws."""
+"""Warns of batches of which nothing is known, beside lots that tfdp draws, and of a delta too large."""
 
 import dataclasses
 import math
@@ -6,7 +6,8 @@ import math
 import tensorflow as tf
 from absl import logging
 
-from tfdp.accounting import PrivacyBudget, Run, noise_for, proven
+from tfdp import accounting  # whose theorems are imported for such batches
+from tfdp.accounting import PrivacyBudget, Run, delta_warning
 from tfdp.accounting.guarantee import VACUOUS_ABOVE, format_epsilon
 from tfdp.accounting.sampling import OncePerEpoch, Poisson, Unknown
 from tfdp.training.describe import planned_run
@@ -14,32 +15,31 @@ from tfdp.training.feed import Feed
 
 
 def warn_of_cost(model, x, feed: Feed, epochs: int) -> None:
-    """Warns if a feed is batches of a user, with the epsilons of this training and of better ones.
+    """Warns if the budget's delta is not below 1/N, or if a fit gets batches of a user.
 
     Args:
         model: a private model that is compiled and built.
-        x: what the user passed.
+        x: what the user passed, from which the feed was made.
         feed: the data of the training.
         epochs: number of planned epochs.
     """
+    for budget in model.privacy.ledger.budgets:
+        if too_large := delta_warning(budget.delta, feed.sampling.num_examples):
+            logging.warning("%s", too_large)
     if type(feed.sampling) is Unknown and epochs > 0:
-        logging.warning("%s", _warning(model, x, feed, epochs))
+        sentences = _costs(model, _ways_to_lots(x, feed.sampling.lot_size), feed, epochs)
+        logging.warning("%s", " ".join([_UNKNOWN, *sentences]))
 
 
 def warn_of_noise(data, run: Run, noise: float, budget: PrivacyBudget) -> None:
-    """Warns if noise was chosen for batches of a user, with the noise that lots need.
-
-    Args:
-        data: what the user passed.
-        run: the planned run.
-        noise: its noise multiplier.
-        budget: what it was chosen for.
-    """
+    """Warns if the noise of a run was chosen for batches of a user, with the noise that lots need."""
     if type(run.sampling) is Unknown:
         size = run.sampling.lot_size
         lots = Poisson(num_examples=run.sampling.num_examples, lot_size=size)
         drawn = dataclasses.replace(run, sampling=lots)
-        less = noise_for(budget.epsilon, budget.delta, drawn, budget.kind, budget.adjacency)
+        less = accounting.noise_for(
+            budget.epsilon, budget.delta, drawn, budget.kind, budget.adjacency
+        )
         logging.warning(
             "The noise multiplier is %.3g, because nothing is known about how these batches are drawn. "
             "It is %.3g for lots that tfdp draws: %s",
@@ -47,38 +47,38 @@ def warn_of_noise(data, run: Run, noise: float, budget: PrivacyBudget) -> None:
         )
 
 
-def _warning(model, x, feed, epochs) -> str:
-    call = _ways_to_lots(x, feed.sampling.lot_size)
+def _costs(model, call, feed, epochs) -> list[str]:
+    """Sentences about the epsilons of a training, and of the same with lots that `call` makes."""
     if feed.steps is None:
-        return (
-            f"{_UNKNOWN} Epsilon cannot be computed beforehand, since the number of batches in an "
-            f"epoch is unknown. Pass steps_per_epoch, or let tfdp draw the lots: {call}"
-        )
-    examples, size = feed.sampling.num_examples, feed.sampling.lot_size
-    budget = model.privacy.budget
-    delta = min(1e-5, 1 / examples) if budget is None else budget.delta
-    adjacency = "zero_out" if budget is None else budget.adjacency
-    run = planned_run(
-        model, feed, epochs * feed.steps, model.optimizer, model.privacy.account.start
-    )
+        return [
+            "Epsilon cannot be computed beforehand, since the number of batches in an epoch is "
+            f"unknown. Pass steps_per_epoch, or let tfdp draw the lots: {call}"
+        ]
+    examples, size, privacy = feed.sampling.num_examples, feed.sampling.lot_size, model.privacy
+    usual = min(1e-5, 1 / examples) if privacy.budget is None else None
+    delta, adjacency = privacy.delta_and_adjacency(usual, None)
+    run = planned_run(model, feed, epochs * feed.steps, model.optimizer, privacy.account.start)
 
     def epsilon(kind) -> float:
         lots = kind(num_examples=examples, lot_size=size)
-        return proven(dataclasses.replace(run, sampling=lots), delta, adjacency).epsilon
+        return accounting.proven(dataclasses.replace(run, sampling=lots), delta, adjacency).epsilon
 
-    now = epsilon(Unknown)
+    now, drawn, declared = map(epsilon, (Unknown, Poisson, OncePerEpoch))
     if math.isinf(now):
-        return f"{_UNKNOWN} Lots that tfdp draws have a smaller epsilon: {call}"
+        return [f"Lots that tfdp draws have a smaller epsilon: {call}"]
     shown = format_epsilon(now) if now <= VACUOUS_ABOVE else f"{math.ceil(now):,} (no protection)"
-    cost = f"The {run.steps:,} planned steps have epsilon {shown} at delta {delta:g}."
-    ways: dict[str, type] = {
-        f"in Poisson lots of {size} out of {examples:,} examples, which tfdp draws: {call}": Poisson,
-        "if each example is at most once in an epoch, which you can declare: "
-        "fit(tfdp.data.OncePerEpoch(batches)).": OncePerEpoch,
-    }
-    found = [(epsilon(kind), words) for words, kind in ways.items()]
-    less = [f"It is {format_epsilon(each)} {words}" for each, words in found if each < now]
-    return " ".join([_UNKNOWN, cost, *less])
+    found = [f"The {run.steps:,} planned steps have epsilon {shown} at delta {delta:g}."]
+    if drawn < now:
+        found.append(
+            f"It is {format_epsilon(drawn)} in Poisson lots of {size} out of {examples:,} examples, "
+            f"which tfdp draws: {call}"
+        )
+    if declared < now:
+        found.append(
+            f"It is {format_epsilon(declared)} if each example is at most once in an epoch, which you "
+            "can declare: fit(tfdp.data.OncePerEpoch(batches))."
+        )
+    return found
 
 
 _UNKNOWN = (

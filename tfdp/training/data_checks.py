@@ -2,9 +2,10 @@
 
 import keras
 import numpy as np
+from absl import logging
 
 from tfdp._compat.keras import input_structure, is_graph_of_layers, layers_of, uses_of
-from tfdp.data import check_labels
+from tfdp.data import Lots, check_labels
 from tfdp.data.arrays import all_arrays
 from tfdp.layers.public import public_layers
 from tfdp.training.building import outputs_for
@@ -12,14 +13,49 @@ from tfdp.training.building import outputs_for
 _CHUNK = 2**20  # numbers that are looked at together, so that no copy of the data is made
 
 
-def check_finite(values, name: str) -> None:
-    """Raises ValueError if an array of floats holds a NaN or an infinity.
+def check_examples(model, data) -> None:
+    """Checks the data of a fit: all examples that are arrays in memory, a few of other lots.
 
-    The gradient of such an example is usually not finite, and counts zero in every step.
+    Batches cannot be read twice, so they are not checked.
 
     Args:
-        values: structure of arrays, with a leading dimension of rows.
-        name: name of the argument, for errors.
+        model: a compiled Keras model.
+        data: `tfdp.data.Lots`, or batches.
+    """
+    held = None
+    if isinstance(data, Lots):
+        held = None if data.mapped else data.source.in_memory()
+        if held is None:
+            indices, rows = data.some()
+            try:
+                check_targets(model, *rows)
+            except ValueError as error:
+                error.add_note(f"(among the rows {indices.tolist()} of the source)")
+                raise
+    if held is not None:
+        for values, name in zip(held, ("x", "y", "sample_weight"), strict=True):
+            check_finite(values, name)
+        check_rows(model, *held[:2])
+    elif public_layers(model):
+        logging.warning(
+            "Model '%s' has public examples, and only arrays in memory are compared with them. "
+            "Make sure that no private example is among the public ones.",
+            model.name,
+        )
+
+
+def check_rows(model, x, y) -> None:
+    """Raises ValueError for rows, arrays in memory, that a model cannot be trained on."""
+    check_targets(model, x, y)
+    check_disjoint(model, x)
+    check_tokens(model, x)
+
+
+def check_finite(values, name: str) -> None:
+    """Raises ValueError if an array of floats in a structure of arrays holds a NaN or an infinity.
+
+    The gradient of such an example is usually not finite, and counts zero in every step. `name` is that
+    of the argument.
     """
     for array in all_arrays(values):
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "fc":
@@ -39,10 +75,7 @@ def check_finite(values, name: str) -> None:
 def check_targets(model, x, y) -> None:
     """Raises ValueError if targets are missing, or integer labels are no indices of the outputs.
 
-    Args:
-        model: a compiled Keras model.
-        x: structure of arrays, with a leading dimension of rows.
-        y: labels; only one array with a sparse categorical loss is checked. None if there are none.
+    Only one array of labels with a sparse categorical loss is compared with the outputs.
     """
     loss = model.loss
     own = type(model).compute_loss is not keras.Model.compute_loss or "compute_loss" in vars(model)
@@ -69,45 +102,44 @@ def check_tokens(model, x) -> None:
 
     Only inputs of Sequential and functional models that go straight to an `Embedding` are checked.
     In a step, the gradient of such an example counts zero.
-
-    Args:
-        model: a Keras model.
-        x: inputs, a structure of arrays.
     """
-    if not is_graph_of_layers(model) or not model.built:
-        return
-    pairs = with_inputs(model, x)
-    known = {id(each): array for each, array in pairs if array is not None and np.size(array)}
     for layer in layers_of(model):
         if isinstance(layer, keras.layers.Embedding):
-            fed = [known.get(id(tokens[0])) for tokens, _ in uses_of(layer) if tokens]
-            for array in fed:
-                if array is not None and not 0 <= np.min(array) <= np.max(array) < layer.input_dim:
+            for array in map(inputs_of(model, x).get, sources_of(layer)):
+                if array is None or not np.size(array):
+                    continue
+                least, most = np.min(array), np.max(array)
+                if not 0 <= least <= most < layer.input_dim:
                     raise ValueError(
                         f"Embedding '{layer.name}' has vectors for the tokens 0 to "
-                        f"{layer.input_dim - 1}. Received tokens from {np.min(array)} to "
-                        f"{np.max(array)}."
+                        f"{layer.input_dim - 1}. Received tokens from {least} to {most}."
                     )
 
 
-def with_inputs(model, x):
-    """Pairs (input, leaf of `x`) of a graph of layers, by name where `x` has names, as in Keras."""
+def inputs_of(model, x) -> dict:
+    """The leaves of `x`, by the ids of the symbolic inputs of a graph of layers that take them.
+
+    Leaves go by name where `x` has names, as in Keras. The result is empty for other models.
+    """
+    if not is_graph_of_layers(model) or not model.built:
+        return {}
     structure = input_structure(model)
     inputs = keras.tree.flatten(structure)
     if isinstance(x, dict) and not isinstance(structure, dict):
         x = [x.get(each.name) for each in inputs]
-    return zip(inputs, keras.tree.flatten(x), strict=False)
+    return dict(zip(map(id, inputs), keras.tree.flatten(x), strict=False))
+
+
+def sources_of(layer) -> list[int]:
+    """The ids of the symbolic tensors that are the first arguments of a layer's calls."""
+    return [id(args[0]) for args, _ in uses_of(layer) if args]
 
 
 def check_disjoint(model, x) -> None:
     """Raises ValueError if a private example is also one of the model's public examples.
 
-    Examples are compared bit by bit (0.0 equals -0.0). They are compared only if private and public
-    examples have the same shape, since layers before a `PublicExamples` layer may change the inputs.
-
-    Args:
-        model: a Keras model.
-        x: private inputs, a structure of arrays.
+    Examples are compared bit by bit (0.0 equals -0.0), and only if private and public ones have the
+    same shape, since layers before a `PublicExamples` layer may change the inputs.
     """
     private = all_arrays(x)
     for layer in public_layers(model):

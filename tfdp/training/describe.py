@@ -20,26 +20,21 @@ def facts_of(model, feed: Feed, optimizer, start: str) -> Run:
     Args:
         model: a built private model.
         feed: how the steps draw their examples.
-        optimizer: the private optimizer that takes the steps.
+        optimizer: the private optimizer that takes the steps; perhaps not that of the model.
         start: as in `accounting.Run`.
-
-    Raises:
-        ValueError: microbatches do not divide the lots, or physical batches cut microbatches or the
-            views of an example.
     """
-    microbatch_size = optimizer.microbatch_size(feed.sampling.lot_size)
-    drawn = 1 if feed.lots is None else feed.lots.microbatch_size
-    if feed.lots is not None and drawn != microbatch_size:
+    lots, microbatch_size = feed.lots, optimizer.microbatch_size(feed.sampling.lot_size)
+    if lots is not None and lots.microbatch_size != microbatch_size:
         raise ValueError(
-            f"Expected lots of whole microbatches of {microbatch_size} examples, since what sampling "
-            f"amplifies is what was drawn. Received lots with microbatch_size={drawn}. Pass "
+            f"The lots have microbatch_size={lots.microbatch_size}, and the optimizer has microbatches "
+            f"of {microbatch_size} examples: sampling amplifies what is drawn as a whole. Pass "
             f"microbatch_size={microbatch_size} to make_lots."
         )
     variables = model.trainable_variables
     contribution = Contribution(
         microbatch_size=microbatch_size,
-        views=1 if feed.lots is None else feed.lots.views,
-        examples_per_person=None if feed.lots is None else feed.lots.examples_per_person,
+        views=1 if lots is None else lots.views,
+        examples_per_person=None if lots is None else lots.examples_per_person,
         batch_statistics=uses_batch_statistics(model),
         public_examples=sum(layer.count for layer in public_layers(model)),
         **optimizer.contribution_fields(variables),
@@ -62,7 +57,7 @@ def facts_of(model, feed: Feed, optimizer, start: str) -> Run:
 
 
 def with_tables(facts: Run, optimizer, variables, first: int, steps: int, known=None) -> Run:
-    """Returns the run of `steps` steps with these facts; the arguments are those of `tables`."""
+    """Returns the run of `steps` steps with these facts; the other arguments are those of `tables`."""
     tables = optimizer.tables(variables, first, steps, known)
     mechanism = dataclasses.replace(facts.mechanism, **tables)
     return dataclasses.replace(facts, mechanism=mechanism, steps=steps)
@@ -87,12 +82,7 @@ def _differing_fields(one, other) -> list[str]:
 
 
 def planned_run(model, feed: Feed, steps: int, optimizer, start: str) -> Run:
-    """Returns the run that a model's training of `steps` steps from the first one will be.
-
-    Args:
-        steps: number of planned steps.
-        model, feed, optimizer, start: as in `facts_of`.
-    """
+    """Returns the run of a training of `steps` steps from the first one; arguments as in `facts_of`."""
     facts = facts_of(model, feed, optimizer, start)
     return with_tables(facts, optimizer, model.trainable_variables, 0, steps)
 
@@ -102,16 +92,9 @@ def open_session(model, account: Account, feed: Feed, steps: int | None) -> Sess
 
     Args:
         model: a private model that is compiled and built.
-        account: the account of its weights.
+        account: the account of its weights, which gets the session.
         feed: how the steps draw their examples.
-        steps: number of further steps to describe; None if it is unknown.
-
-    Returns:
-        The session, which is `account.session`.
-
-    Raises:
-        ValueError: the model has no trainable weights, the optimizer has taken steps that the ledger
-            does not contain, or the arguments of the optimizer do not fit the feed.
+        steps: number of further steps to describe; None if unknown.
     """
     optimizer, variables = model.optimizer, model.trainable_variables
     if not variables:
@@ -128,7 +111,7 @@ def open_session(model, account: Account, feed: Feed, steps: int | None) -> Sess
         return session
     if feed.start:
         raise RuntimeError(
-            "A callback changed the weights of a training that goes on in the middle of an epoch, "
+            "A callback changed the weights of a training that was resumed in the middle of an epoch, "
             "and a new run begins with an epoch. Leave out the callback, so that the weights are "
             "those of the saved state."
         )
@@ -159,11 +142,10 @@ def session_of(model, entry: Entry, facts: Run, feed: Feed, first_iteration: int
 def _continues(session: Session, facts: Run, feed: Feed, optimizer, variables) -> bool:
     """Whether further steps belong to the entry of a session.
 
-    Each `fit` starts new lots, which does not matter where lots are random. Where lots come in whole
-    epochs, the training has to use the same `Lots` object and begin where the last one stopped, so
-    that an example is once in an epoch; arrays get new `Lots` in each fit, so `fit(x, y,
-    shuffle=False)` always begins a new entry. Where groups take turns, the `Lots` have to be the same
-    and the turns have to go on where they stopped.
+    Random lots may be new ones. Lots of whole epochs have to be the same `Lots` object and begin where
+    the last training stopped, so that an example is once in an epoch; arrays get new `Lots` in each
+    fit, so `fit(x, y, shuffle=False)` always begins a new entry. Where groups take turns, the `Lots`
+    have to be the same and the turns have to continue.
     """
     entry, sampling = session.entry, session.run.sampling
     if not (

@@ -7,7 +7,7 @@ import functools
 import os
 import pathlib
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
@@ -76,13 +76,13 @@ def _settings(model) -> dict:
     return {
         "engine": privacy.engine,
         "physical_batch_size": privacy.physical_batch_size,
-        "start": model.privacy.account.start,
+        "start": privacy.account.start,
         "public_preprocessing": public,
     }
 
 
 def _not_called(self, plain_model):
-    """Constructor of the classes of `make_private`, whose models were made before by the plain class.
+    """Constructor of the classes of `make_private`, whose models the plain class has made.
 
     Keras' `clone_model` sees from its arguments that clones are of the plain class, as for Sequential.
     """
@@ -107,6 +107,17 @@ def _private_class(base: type) -> type:
     return made
 
 
+if TYPE_CHECKING:
+
+    class Private(PrivateTraining, keras.Model):
+        """A private model, as type checkers see it."""
+
+        def __getattr__(self, name: str) -> Any: ...  # of a class of your own
+
+else:
+    Private = keras.Model
+
+
 def make_private(
     model: keras.Model,
     *,
@@ -116,7 +127,7 @@ def make_private(
     seed: int | None = None,
     start: str | None = None,
     public_preprocessing: bool | Collection = (),
-) -> keras.Model:
+) -> Private:
     """Makes a Keras model train privately, in place, and returns it.
 
     The model may be of any class; a class of your own stays a subclass of `keras.Model`.
@@ -128,7 +139,7 @@ def make_private(
     Args:
         model: any Keras model whose layers treat examples one by one. (Keras' own tests mix its trainer
             into a layer that is no `keras.Model`; this is accepted, too.)
-        engine: the way in which per-example gradients are computed. "auto" and "ghost" write out no
+        engine: the way to compute per-example gradients. "auto", the default, and "ghost" write out no
             gradient of the whole model for each example; "auto" also takes models with
             statistics='batch'. "vectorized" writes all of them out. "loop" takes one example after the
             other: slow, but for any model that TensorFlow can differentiate.
@@ -176,8 +187,8 @@ def make_private(
     if not isinstance(model, PrivateTraining):
         if hasattr(model, "privacy"):
             raise ValueError(
-                f"Model '{model.name}' has an attribute 'privacy' of its own. Expected that name to be "
-                "free: tfdp puts the ledger, the budget and the statement there. Rename yours."
+                f"Model '{model.name}' has an attribute 'privacy', where tfdp puts the ledger, the "
+                "budget and the statement. Rename the attribute."
             )
         model.__class__ = _private_class(type(model))  # type: ignore[arg-type]  # a class is hashable
     model.privacy.configure(
@@ -191,11 +202,11 @@ def make_private(
     return model
 
 
-def from_preset(cls: Any, preset: str | os.PathLike, **arguments) -> keras.Model:
+def from_preset(cls: Any, preset: str | os.PathLike, **arguments) -> Private:
     """Loads a private model that `save_to_preset` wrote, with its ledger and budget.
 
-    Presets are KerasHub's folders of a model. That of a private model is an ordinary one, which
-    `cls.from_preset` reads as a plain model, with a file `privacy.json` beside the others.
+    Presets are KerasHub's folders of a model. `cls.from_preset` reads that of a private model as a
+    plain one; the ledger is a file `privacy.json` beside the others.
 
     Args:
         cls: the class of the preset, such as `keras_hub.models.TextClassifier`.
@@ -218,8 +229,8 @@ def from_preset(cls: Any, preset: str | os.PathLike, **arguments) -> keras.Model
     path = pathlib.Path(preset, PRESET_LEDGER)
     if not path.is_file():
         raise ValueError(
-            f"Expected a folder that save_to_preset of a private model wrote. Found no {path}. A "
-            "public preset is loaded by its class: tfdp.make_private(cls.from_preset(preset))."
+            f"Expected a folder that save_to_preset of a private model wrote. Found no {path}. Load a "
+            "public preset by its class: tfdp.make_private(cls.from_preset(preset))."
         )
     model = cls.from_preset(preset, **arguments)
     model.optimizer = None  # a plain one, to which a file may have given the count of private steps

@@ -6,26 +6,20 @@ import tempfile
 import keras
 import numpy as np
 
+import tfdp.layers
 from tfdp._compat.keras import become, is_graph_of_layers, layers_of, take_policy
 from tfdp._files import replaced_whole
-from tfdp.layers import PrivateBatchNormalization
 from tfdp.training.files import plainly
 
 
 def plain_copy(model: keras.Model) -> keras.Model:
-    """A plain, uncompiled Keras model with the weights of `model`.
+    """A plain, uncompiled Keras model with the weights of a private or plain one.
 
     The copy has no optimizer, so no slots; its random state is fresh. For SI-DPSGD the weights are
     the one draw theta that was frozen, never the means.
-
-    Args:
-        model: a private or a plain Keras model, built.
-
-    Raises:
-        NotImplementedError, TypeError: the model is subclassed without `get_config`.
     """
     for layer in layers_of(model):
-        take_policy(layer)  # it may come from a file
+        take_policy(layer)  # the model may come from a file
     with plainly(*layers_of(model, itself=True)):
         copy = type(model).from_config(model.get_config())
     if not copy.built:
@@ -86,7 +80,7 @@ def replace_again(model: keras.Model, configs: dict[str, dict]) -> None:
 
 
 def _as_graph(copy):
-    """The copy of a model without classes that make other layers than it has."""
+    """A copy as a graph of layers, without the class of a model that makes other layers."""
     if is_graph_of_layers(copy):
         graph = keras.models.clone_model(copy, clone_function=lambda layer: layer, recursive=True)
         copy = plain_copy(graph)
@@ -132,7 +126,7 @@ def export(model: keras.Model, path: str | os.PathLike, *, stock_layers: bool = 
     copy = plain_copy(model)
     if stock_layers:
         for layer in layers_of(copy):
-            if isinstance(layer, PrivateBatchNormalization):
+            if isinstance(layer, tfdp.layers.PrivateBatchNormalization):
                 replace(layer, layer.frozen())
         copy = plain_copy(copy)
     if replacements(copy):

@@ -17,7 +17,9 @@ from tfdp.training.position import Position
 def steps_of(model, x, feed, epochs: int) -> Iterator[dict[str, float]]:
     """Yields the logs of each step on a feed of the data `x`; `ModelPrivacy.steps` describes it."""
     warn_of_cost(model, x, feed, epochs)
-    with model._training(feed, Position(until=epochs), epochs) as training:
+    start = Position(until=epochs)
+    feed = feed.at(start, feed.turn)
+    with model._training(feed, start, epochs) as training:
         iterator = None
         for _ in range(epochs):
             if iterator is None or feed.steps_per_epoch is None:

@@ -22,7 +22,7 @@ from tfdp.gradients.targets import apart, with_none
 def sees_chunks(model) -> bool:
     """Whether the metrics of a model may be updated chunk by chunk.
 
-    A `compute_metrics` of one's own may return logs that are about its rows, which have to be the lot.
+    A custom `compute_metrics` may return logs about its rows, which have to be those of the lot.
     """
     return type(model).compute_metrics is keras.Model.compute_metrics
 
@@ -32,7 +32,7 @@ def update_metrics(forward, traced, seen, x, y, sample_weight, outputs) -> None:
 
     Args:
         forward: the `Forward` of the step.
-        traced: what `first_pass.examine` returned.
+        traced: the result of `first_pass.examine`.
         seen: pairs (variable, value): weights and state that the chunk was computed with.
         x, y: structures of tensors [rows, ...]; y may be `WeightedTargets`.
         sample_weight: float32 [rows]; rows of weight zero are absent.
@@ -51,8 +51,7 @@ def update_metrics(forward, traced, seen, x, y, sample_weight, outputs) -> None:
 def own_logs(forward, traced, seen, x, y, sample_weight, outputs) -> dict:
     """Updates the metrics with a whole lot by the model's own `compute_metrics`; returns its logs.
 
-    Args:
-        forward, traced, seen, x, y, sample_weight, outputs: as in `update_metrics`.
+    The arguments are those of `update_metrics`.
     """
     with _examples(forward, traced, seen, x, y, sample_weight, outputs) as (x, y, y_pred, weight):
         return forward.model.compute_metrics(x, y, y_pred, sample_weight=weight)
@@ -82,9 +81,8 @@ def update_losses(model, lot, sample_weight, penalty, views: int) -> None:
     """Updates the loss, and the losses of single outputs, which Keras logs for models with several.
 
     Args:
-        model: a compiled Keras model.
         lot: the `BoundedSum` of a lot.
-        sample_weight: float32 [rows]; rows of weight zero are absent.
+        sample_weight: as in `update_metrics`.
         penalty: scalar; the penalties of the weight regularizers, which belong to the loss.
         views: number of consecutive rows that are averaged, whether all of them are present or not.
     """
@@ -122,10 +120,7 @@ def _update_inside(model, traced, seen, x, y, y_pred, sample_weight):
 def build_metrics(model, y, outputs) -> None:
     """Makes the variables of the compiled metrics, if they are not made yet.
 
-    Args:
-        model: a compiled Keras model.
-        y: the targets of a lot, as in `update_metrics`; only their shapes and dtypes matter.
-        outputs: a structure like the model's outputs, tensors or `tf.TensorSpec`s [rows, ...].
+    Only shapes and dtypes of targets and outputs (tensors or `tf.TensorSpec`s [rows, ...]) matter.
     """
     compiled = compile_metrics(model)
     if compiled is not None and not compiled.built:

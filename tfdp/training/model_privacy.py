@@ -1,30 +1,33 @@
 """`model.privacy`: everything about the privacy of a private model under one name."""
 
 import dataclasses
+import itertools
 import math
 import os
 from collections.abc import Iterator
 
-import keras
+import numpy as np
 
 from tfdp import accounting
-from tfdp._compat.keras import layers_of
 from tfdp._validate import one_of, whole
-from tfdp.account import DECLARED, Account, account_of, check_counted, known_steps
+from tfdp.account import Account, account_of, check_counted
 from tfdp.accounting import Guarantee, Ledger, PrivacyBudget, Run
 from tfdp.accounting.run import STARTS
 from tfdp.gradients.diagnostics import Diagnostics
 from tfdp.gradients.lot import ENGINES
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.training.export import export
-from tfdp.training.feed import Feeder
 from tfdp.training.loop import steps_of
+from tfdp.training.unknown_steps import enter_unknown_steps
+
+_INTERNAL = {"account", "clipping", "collected", "configure", "delta_and_adjacency", "next_seed"}
 
 
 class ModelPrivacy:
-    """What was spent on the weights of a private model, and what may still be spent.
+    """The privacy spent on the weights of a private model, and its budget: `model.privacy`.
 
-    `model.privacy` is such an object for every model that `make_private` was called on.
+    Args:
+        model: a model that `make_private` was called on.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -44,10 +47,14 @@ class ModelPrivacy:
         self._model = model
         self.engine = "auto"
         self.physical_batch_size = None
-        self.feeder = Feeder(None)
+        self._seed, self._draws = None, itertools.count()
         self.public_preprocessing = ()
         self.collected = Diagnostics()
+        self.clipping: list[tuple[int, float]] = []  # steps and share clipped, of each epoch
         self._account = Account()  # becomes the account of the weights once the model has any
+
+    def __dir__(self):
+        return [name for name in super().__dir__() if name not in _INTERNAL]
 
     def __repr__(self) -> str:
         return f"<privacy of model '{self._model.name}': {self.ledger!r}>"
@@ -97,31 +104,54 @@ class ModelPrivacy:
         adjacency: str | None = None,
         *,
         max_examples_per_user: int = 1,
+        full: bool = False,
     ) -> str:
-        """Returns both guarantees, what they rest on and what they do not cover, in words.
+        """Returns how strong the protection is, both guarantees and what to confirm, in five lines.
 
         All planned steps count, also while a training runs, as in files: a statement is for others.
 
         Args:
             delta, adjacency, max_examples_per_user: as in `spent`.
+            full: whether it has all assumptions, explanations and limits.
 
         Raises:
             ValueError: as in `spent`.
         """
         runs = self._checked_runs(self.ledger.runs, max_examples_per_user)
-        claimed, proven = (
-            self._guarantee(kind, runs, delta, adjacency) for kind in ("claimed", "proven")
-        )
-        return accounting.Statement.from_guarantees(runs, claimed, proven, planned=False).text()
+        from tfdp.accounting.statements import StatementText
+
+        both = [self._guarantee(kind, runs, delta, adjacency) for kind in ("claimed", "proven")]
+        said = accounting.Statement.from_guarantees(runs, *both, planned=False)
+        return StatementText.of(said, full)
+
+    def plot(self, delta: float | None = None, adjacency: str | None = None, *, clipping=True):
+        """Draws epsilon over the steps, and what an attacker can find at best, in one figure.
+
+        All planned steps count, as in `statement`. `figure.savefig("privacy.png")` writes it.
+
+        Args:
+            delta, adjacency: as in `spent`.
+            clipping: whether the share of clipped gradients in each epoch is drawn, too, where
+                `PrivacyTensorBoard` recorded it. It is not private: use False for a release.
+
+        Returns:
+            A matplotlib figure.
+
+        Raises:
+            ImportError: matplotlib is not installed (`pip install 'tfdp[plot]'`).
+            ValueError: as in `spent`.
+        """
+        from tfdp.accounting.pictures import picture
+
+        runs = self._checked_runs(self.ledger.runs, 1)
+        stated = [self._guarantee(kind, runs, delta, adjacency) for kind in ("proven", "claimed")]
+        return picture(runs, stated, self.clipping if clipping else ())
 
     def diagnostics(self, reset: bool = False) -> dict[str, float]:
         """Returns means since the last reset: fraction clipped, median gradient norm, noise to signal.
 
-        These figures are computed from private gradients without noise: they are for the person who
-        trains, not for release.
-
-        Args:
-            reset: whether new means begin after this call.
+        They are computed from private gradients without noise: for the person who trains, not for
+        release. With `reset`, new means begin after this call.
         """
         return self.collected.result(reset)
 
@@ -133,10 +163,7 @@ class ModelPrivacy:
         if delta is not None:
             return delta, adjacency
         if budget is None:
-            raise ValueError(
-                "Expected delta, such as delta=1e-5 (below 1/N), or a model with a budget. Received "
-                "neither."
-            )
+            raise ValueError("Pass delta, such as delta=1e-5 (below 1/N): the model has no budget.")
         return budget.delta, adjacency
 
     # -- the ledger and its budget ---------------------------------------------------------------
@@ -171,10 +198,10 @@ class ModelPrivacy:
 
     @property
     def budget(self) -> PrivacyBudget | None:
-        """The most that may be spent on these weights, or None; the step beyond it is refused.
+        """The most that may be spent on these weights, or None; a step beyond it raises.
 
-        Assigning a budget replaces an earlier one, for every model that shares the weights, even by
-        a larger one; of `make_private(model, budget=...)` and an earlier one, the smaller holds.
+        Assigning a budget replaces an earlier one, even a smaller one, for every model that shares the
+        weights; `make_private(model, budget=...)` adds a budget, and all of them hold.
         """
         return self.ledger.budget
 
@@ -201,7 +228,7 @@ class ModelPrivacy:
 
     @property
     def steps_left(self) -> float:
-        """Number of steps that budgets and tables of the run still allow; infinite without a limit."""
+        """Number of steps that budgets and tables of the run still allow; infinite without any."""
         session = self.account.session
         return math.inf if session is None else session.entry.left
 
@@ -221,15 +248,15 @@ class ModelPrivacy:
     ) -> Iterator[dict[str, float]]:
         """Trains step by step, in a loop of your own; accounted as `fit` is.
 
-        Each iteration draws the next lot, counts the step and takes it. The loop may do anything in
-        between that `fit`'s callbacks may: evaluate, change the learning rate of DP-SGD, train other
-        models, or end the training by `break`. All planned steps are counted then, since what the steps
-        showed may have decided it; a budget ends the training at no cost.
+        Each iteration draws the next lot, counts the step and takes it. In between, the loop may do
+        what callbacks of `fit` may: evaluate, change the learning rate of DP-SGD, train other models,
+        or end the training by `break`. All planned steps are counted then, since the steps' results may
+        have decided it; a budget ends the training at no cost.
 
         Args:
             x, y, batch_size, epochs, shuffle, class_weight, sample_weight, steps_per_epoch: as in
-                `fit`. They are checked, and the training is planned, when this method is called; the
-                first step is taken when the first logs are asked for.
+                `fit`. They are checked when this method is called; the first step is taken when the
+                first logs are asked for.
 
         Yields:
             The logs of the step: names to numbers. Metrics are means since the epoch began. They are
@@ -264,13 +291,13 @@ class ModelPrivacy:
         return steps_of(self._model, x, feed, epochs)
 
     def plan(self, *, epochs: int | None = None, steps: int | None = None) -> None:
-        """Declares what the next trainings will take together, before the first step of them.
+        """Declares how much the next trainings will take together, before their first step.
 
         An epsilon is proven for a number of steps that is fixed without looking at the weights. Each
-        `fit` and `steps` counts its own plan. A loop that calls them, or `train_on_batch`, until
-        a result on held-out data is good enough has a larger plan, which only you know. The steps of a
-        declared plan count from the first of them on. Trainings of the same settings in this process
-        carry it out; what does not fit into the rest of it comes on top.
+        `fit` and `steps` counts its own plan. A loop that calls them, or `train_on_batch`, until a
+        result on held-out data is good enough has a larger plan, which only you know. All steps of a
+        declared plan count from the first one on. Trainings of the same settings in this process carry
+        it out; a training that does not fit into the rest of it comes on top.
 
         Args:
             epochs, steps: number of epochs, or of steps; exactly one of them.
@@ -298,8 +325,8 @@ class ModelPrivacy:
         """Counts steps that were planned but not declared by `plan`, and are left out.
 
         Args:
-            steps: number of steps that were left out, besides those that are counted already. Those
-                beyond a budget, which would not have been taken, are not counted.
+            steps: number of steps that were left out, besides those that are counted already. Steps
+                beyond a budget are not counted: they would not have been taken.
 
         Raises:
             RuntimeError: there was no training, or one is running.
@@ -319,10 +346,7 @@ class ModelPrivacy:
         """
         steps, account = whole("steps", steps, 0), self.account
         if account.session is None or account.training is not None:
-            raise RuntimeError(
-                "There is no training whose steps were left out, or it is still running. fit() and "
-                "steps() begin one."
-            )
+            raise RuntimeError("Call this after fit(), steps() or train_on_batch() has ended.")
         account.session.entry.leave_out(steps)
 
     def release(self, path: str | os.PathLike) -> None:
@@ -336,6 +360,15 @@ class ModelPrivacy:
         """
         export(self._model, path)
 
+    def next_seed(self) -> int | None:
+        """The seed of the next lots that are drawn from arrays; None for secret ones."""
+        if self._seed is None:
+            return None
+        # Neither another fit nor a resumed run may draw the same lots again: the accounting assumes
+        # that lots are independent.
+        words = [self._seed, next(self._draws), int(self._model.optimizer.iterations.numpy())]
+        return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
+
     def configure(
         self,
         *,
@@ -346,17 +379,15 @@ class ModelPrivacy:
         start: str | None = None,
         public_preprocessing=(),
     ):
-        """Sets how the model trains privately and returns the model; `make_private` has the settings.
-
-        Settings that are left out get their defaults, as in `make_private`.
-        """
+        """Sets how the model trains, by the arguments of `make_private`, and returns the model."""
         physical_batch_size = whole("physical_batch_size", physical_batch_size, 1, optional=True)
         one_of("engine", engine, ENGINES)
         one_of("start", start, STARTS, optional=True)
+        seed = whole("seed", seed, 0, optional=True)
         account = self.account
         self.engine = engine
         self.physical_batch_size = physical_batch_size
-        self.feeder = Feeder(seed)
+        self._seed, self._draws = seed, itertools.count()
         self.public_preprocessing = public_preprocessing
         if start == "public":
             account.declare_public()
@@ -367,28 +398,3 @@ class ModelPrivacy:
             account.ledger.add_budget(budget)
         self._model.train_function = None
         return self._model
-
-
-def enter_unknown_steps(model: keras.Model, account: Account, declared: bool = False) -> None:
-    """Enters the steps on a model's weights that an optimizer has counted and no ledger contains.
-
-    Args:
-        model: a model; the optimizers of models inside of it count, too.
-        account: of these weights, or of copies of them.
-        declared: whether the user says now that they were on public data.
-    """
-    for each in layers_of(model, itself=True):
-        optimizer = getattr(each, "optimizer", None)
-        if not isinstance(optimizer, keras.optimizers.Optimizer):
-            continue
-        steps = int(optimizer.iterations.numpy())
-        if isinstance(optimizer, DPKerasOptimizer):
-            steps -= known_steps(account.ledger)
-        if declared:
-            vars(optimizer)[DECLARED] = steps
-        if steps > vars(optimizer).get(DECLARED, 0):
-            account.enter_unaccounted(
-                f"Weights of '{each.name}' were trained for {steps} steps by the optimizer "
-                f"{type(optimizer).__name__}, and no ledger accounts for them. If that was on "
-                "public data, say so: make_private(model, start='public')."
-            )

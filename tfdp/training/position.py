@@ -1,4 +1,4 @@
-"""How far a training has come, and the secret order that a resumed one goes on in."""
+"""How far a training has come, and the secret order of its lots."""
 
 import dataclasses
 
@@ -32,12 +32,7 @@ class Position:
         return dataclasses.replace(self, epoch=self.epoch + 1, step=0)
 
     def after_lost(self, steps: int, length: int | None) -> "Position":
-        """The position after steps whose results a crash lost.
-
-        Args:
-            steps: number of these steps.
-            length: number of steps of an epoch; None if unknown.
-        """
+        """The position after steps whose results a crash lost; `length` is None if unknown."""
         position = self.later(steps)
         if length is None:
             return position

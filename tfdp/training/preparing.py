@@ -1,12 +1,15 @@
 """Models that prepare samples inside their own `fit`, as the tasks of KerasHub do.
 
-Such a `fit` takes texts or images, makes batches, and applies the model's preprocessor to each of them.
-Private training applies it once to arrays, and to each example of lots and sources when they are read.
-Then `keras.Model.fit` is called, and not the task's.
+Such a `fit` makes batches of texts or images, and applies the model's preprocessor to each of them.
+Private training applies it once to arrays, and to each example of lots and sources when they are read,
+and calls `keras.Model.fit` instead.
 
-On arrays, a preprocessor that draws random numbers, such as one that masks words, draws them once, not
-in every epoch. It has to treat samples one by one, as those of KerasHub do.
+On arrays, a preprocessor with random numbers, such as one that masks words, draws them once, not in
+every epoch. It has to treat samples one by one, as those of KerasHub do.
 """
+
+import weakref
+from typing import Any
 
 import keras
 import numpy as np
@@ -20,25 +23,14 @@ from tfdp.training.batches import is_batches
 from tfdp.training.data_checks import check_finite
 
 
-def _preparing_class(model):
-    """The class whose `fit` prepares samples with `preprocess_samples`, or None."""
-    for kind in type(model).__mro__:
-        if "preprocess_samples" in vars(kind) and "fit" in vars(kind):
-            return kind
-    return None
-
-
 def prepared(model, x, y=None, sample_weight=None) -> tuple:
-    """Returns (x, y, sample_weight) as the layers of `model` take them.
+    """Returns (x, y, sample_weight), arguments of `fit`, as the layers of `model` take them.
 
-    Args:
-        model: any model; the data of one that prepares nothing are returned as they are.
-        x, y, sample_weight: as for `fit`.
-
-    Raises:
-        ValueError: the data are batches that Keras' tasks do not prepare either.
+    The data of a model that prepares nothing are returned as they are. Batches that Keras' tasks do not
+    prepare either raise ValueError.
     """
-    if not _prepares(model):
+    # A task without a preprocessor takes samples as they are.
+    if _preparing_class(model) is None or getattr(model, "preprocessor", model) is None:
         return x, y, sample_weight
     if isinstance(x, OncePerEpoch):
         return OncePerEpoch(prepared(model, x.batches)[0]), y, sample_weight
@@ -47,8 +39,10 @@ def prepared(model, x, y=None, sample_weight=None) -> tuple:
         return x, y, sample_weight
     if isinstance(x, tf.data.Dataset):
         return x.map(model.preprocess_samples), y, sample_weight
-    if isinstance(x, Lots) or is_source(x):
-        return (x if isinstance(x, Lots) else as_source(x)).map(_of_one(model)), y, sample_weight
+    if isinstance(x, Lots):
+        return _prepared_lots(model, x), y, sample_weight
+    if is_source(x):
+        return as_source(x).map(_of_one(model)), y, sample_weight
     if isinstance(x, keras.utils.PyDataset) or not hasattr(x, "__len__"):
         raise ValueError(
             f"Model '{model.name}' prepares its samples by `preprocessor`, but not those of batches of "
@@ -57,6 +51,24 @@ def prepared(model, x, y=None, sample_weight=None) -> tuple:
         )
     found = keras.utils.unpack_x_y_sample_weight(model.preprocess_samples(x, y, sample_weight))
     return keras.tree.map_structure(lambda leaf: None if leaf is None else np.asarray(leaf), found)
+
+
+# For lots: what they were prepared by, and the prepared ones.
+_PREPARED: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def _prepared_lots(model, lots: Lots) -> Lots:
+    """The lots of prepared samples; the same object in every fit, which has their trace and order."""
+    preprocessor: Any = getattr(model, "preprocessor", None)
+    try:
+        made_by = (model, preprocessor, str(preprocessor.get_config()))
+    except (AttributeError, NotImplementedError):  # its settings are unknown, and may have changed
+        return lots.map(_of_one(model))
+    known, found = _PREPARED.get(lots, (None, None))
+    if found is None or known != made_by:
+        found = lots.map(_of_one(model))
+        _PREPARED[lots] = (made_by, found)
+    return found
 
 
 def _of_one(model):
@@ -95,14 +107,12 @@ def _is_sparse(leaf) -> bool:
     return isinstance(leaf, tf.RaggedTensor | tf.SparseTensor) or hasattr(leaf, "toarray")
 
 
-def _prepares(model) -> bool:
-    """Whether the model prepares samples; a task without a preprocessor takes them as they are."""
-    return _preparing_class(model) is not None and getattr(model, "preprocessor", model) is not None
-
-
 def past_preparation(model, after: type, name: str):
-    """Returns the method of that name that follows the class `after` in the model's bases.
-
-    If one of the bases prepares samples, the method is that of the base behind it.
-    """
+    """The method of that name of the base behind `after`, and behind a base that prepares samples."""
     return getattr(super(_preparing_class(model) or after, model), name)
+
+
+def _preparing_class(model) -> type | None:
+    """The class whose `fit` prepares samples with `preprocess_samples`, or None."""
+    methods = {"preprocess_samples", "fit"}
+    return next((base for base in type(model).__mro__ if vars(base).keys() >= methods), None)

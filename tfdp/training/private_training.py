@@ -6,10 +6,10 @@ refused. Anything that would train another way raises.
 """
 
 import contextlib
+from typing import Any
 
 import keras
 import tensorflow as tf
-from absl import logging
 
 from tfdp._validate import whole
 from tfdp.accounting.sampling import Unknown
@@ -17,39 +17,40 @@ from tfdp.data import Lots
 from tfdp.data.arrays import common_length, in_floatx
 from tfdp.data.batches import SourceBatches, to_evaluate
 from tfdp.data.sources import is_source
-from tfdp.training.backup import backup_among
 from tfdp.training.building import build_for
 from tfdp.training.checks import check_optimizer, refuse_mixing_layers, refuse_own_train_step
 from tfdp.training.cost_of_batches import warn_of_cost
-from tfdp.training.data_checks import check_disjoint, check_targets, check_tokens
-from tfdp.training.feed import Feed
+from tfdp.training.data_checks import check_rows
+from tfdp.training.feed import Feed, feed_for
 from tfdp.training.files import SavedWithLedger
 from tfdp.training.model_privacy import ModelPrivacy
 from tfdp.training.position import Position
 from tfdp.training.preparing import past_preparation, prepared, prepared_validation
-from tfdp.training.scales import ScaleCheck, warn_of_scales
-from tfdp.training.steering import check_callbacks, list_of
+from tfdp.training.scales import warn_of_lost_examples, warn_of_scales
+from tfdp.training.steering import check_callbacks
 from tfdp.training.step import private_step
 from tfdp.training.train_function import step_function
 from tfdp.training.training import Training
 
 
 class PrivateTraining(SavedWithLedger):
-    """Mixin that gives a Keras model a private `train_step`; `make_private` does so."""
+    """Mixin that gives a Keras model a private `train_step`; `make_private` adds it."""
+
+    stop_training: bool  # of Keras
 
     # -- configuration ---------------------------------------------------------------------------
 
     @property
     def privacy(self) -> ModelPrivacy:
-        """What was spent on the weights, the budget, the ledger, the statement and the release."""
-        if "_tfdp_privacy" not in self.__dict__:
-            # Setting `__dict__` avoids Keras' attribute tracking: nothing in here may be saved.
-            self.__dict__["_tfdp_privacy"] = ModelPrivacy(self)
-        return self.__dict__["_tfdp_privacy"]
+        """The privacy spent on the weights, the budget, the ledger, the statement and the release."""
+        if "_tfdp_privacy" not in vars(self):
+            # `vars` avoids Keras' attribute tracking: nothing in here may be saved.
+            vars(self)["_tfdp_privacy"] = ModelPrivacy(self)
+        return vars(self)["_tfdp_privacy"]
 
-    def compile(self, *args, **kwargs):
+    def compile(self, *args: Any, **kwargs: Any) -> None:
         """`keras.Model.compile`, or that of the user's class; the optimizer has to be a private one."""
-        super().compile(*args, **kwargs)
+        super().compile(*args, **kwargs)  # type: ignore[misc]  # of the Keras class beside
         check_optimizer(self, self.optimizer)
 
     # -- entry points ----------------------------------------------------------------------------
@@ -71,7 +72,7 @@ class PrivateTraining(SavedWithLedger):
         steps_per_epoch=None,
         validation_batch_size=None,
         **kwargs,
-    ):
+    ) -> keras.callbacks.History:
         """Trains privately; the arguments are those of `keras.Model.fit`.
 
         Arrays are drawn in Poisson lots of nominal size `batch_size`. With `shuffle="epoch"`, each
@@ -96,17 +97,13 @@ class PrivateTraining(SavedWithLedger):
         )
         warn_of_cost(self, x, feed, epochs - initial_epoch)
         warn_of_scales(self, feed, class_weight)
-        backup = backup_among(callbacks)
-        check_callbacks(callbacks, self.optimizer)
-        if not isinstance(callbacks, keras.callbacks.CallbackList):
-            callbacks = [ScaleCheck(), *list_of(callbacks)]
-        start = Position(initial_epoch, until=epochs)
+        backup = check_callbacks(callbacks, self.optimizer)
+        account, start = self.privacy.account, Position(initial_epoch, until=epochs)
         safe = contextlib.nullcontext(start)
         if backup is not None:
-            _refuse_to_resume(feed)
-            safe = backup.attached(self, self.privacy.account, feed, start)
+            safe = backup.attached(self, account, feed, start)
         with safe as position:
-            feed = feed.at(position, self.privacy.account.next_turn)
+            feed = feed.at(position, account.next_turn)
             with self._training(feed, position, epochs, backup) as training:
                 history = past_preparation(self, PrivateTraining, "fit")(
                     feed.dataset if feed.adapter is None else feed.adapter,
@@ -121,35 +118,16 @@ class PrivateTraining(SavedWithLedger):
                     **kwargs,
                 )
                 training.end(self.stop_training)
-            self._warn_of_lost_examples()
+            warn_of_lost_examples(self)
             return history if backup is None else backup.with_earlier_epochs(history)
 
-    def _warn_of_lost_examples(self):
-        lost = self.privacy.diagnostics()["non_finite_examples"]
-        if lost:
-            logging.warning(
-                "%.2g examples of a lot, on average, had a gradient that is not finite, and counted "
-                "zero in its sum. Usual causes are NaN in the data, a label or token without an output "
-                "or a vector, and a logarithm or quotient of 0. Their losses make the loss in the logs "
-                "NaN; the weights are finite.",
-                lost,
-            )
-
     def _feed(self, x, y, sample_weight, **arguments):
-        """The lots of a fit or a loop; the arguments are those of `Feeder.feed`."""
+        """The feed of a fit or a loop; the arguments are those of `feed_for`."""
         check_optimizer(self, getattr(self, "optimizer", None))
         self._refuse_nested()
         x, y, sample_weight = prepared(self, x, y, sample_weight)
-        feed = self.privacy.feeder.feed(
-            self,
-            x,
-            y,
-            sample_weight=sample_weight,
-            physical_batch_size=self.privacy.physical_batch_size,
-            turn=self.privacy.account.next_turn,
-            **arguments,
-        )
-        build_for(self, feed.dataset)
+        feed = feed_for(self, x, y, sample_weight=sample_weight, **arguments)
+        build_for(self, feed.inputs)
         return feed
 
     @contextlib.contextmanager
@@ -157,7 +135,10 @@ class PrivateTraining(SavedWithLedger):
         """Context of a training, whose steps `train_function` may take; arguments as in `Training`."""
         account = self.privacy.account
         self._refuse_nested()
-        self._check_trainable()
+        check_optimizer(self, self.optimizer)
+        refuse_own_train_step(self, PrivateTraining)
+        self.optimizer.check_class()
+        refuse_mixing_layers(self, self.privacy.public_preprocessing)
         training = account.training = Training(self, account, feed, *arguments)
         try:
             with _causes_of(feed.lots, feed.validation_data):
@@ -166,12 +147,12 @@ class PrivateTraining(SavedWithLedger):
             account.training = None
             training.close()
 
-    def evaluate(self, x=None, y=None, batch_size=None, *args, **kwargs):
+    def evaluate(self, x=None, y=None, batch_size=None, *args, **kwargs) -> Any:
         """`keras.Model.evaluate`; `x` may also be a source of examples (`tfdp.data.as_source`)."""
         with self._reading("evaluate", x, batch_size, y) as (evaluate, x):
             return evaluate(x, y, batch_size, *args, **kwargs)
 
-    def predict(self, x, batch_size=None, *args, **kwargs):
+    def predict(self, x, batch_size=None, *args, **kwargs) -> Any:
         """`keras.Model.predict`; `x` may also be a source of examples (`tfdp.data.as_source`)."""
         with self._reading("predict", x, batch_size) as (predict, x):
             return predict(x, batch_size, *args, **kwargs)
@@ -186,14 +167,12 @@ class PrivateTraining(SavedWithLedger):
         with _causes_of(x):
             yield method, x
 
-    def train_on_batch(self, x, y=None, sample_weight=None, **kwargs):
+    def train_on_batch(self, x, y=None, sample_weight=None, **kwargs) -> Any:
         """Takes one private step on one batch, accounted without amplification by sampling."""
         x, y, sample_weight = in_floatx(prepared(self, x, y, sample_weight))
         lot_size = common_length(x, y)
-        check_targets(self, x, y)
         build_for(self, x)
-        check_disjoint(self, x)
-        check_tokens(self, x)
+        check_rows(self, x, y)
         feed = Feed(
             Unknown(num_examples=lot_size, lot_size=lot_size),
             steps=1,
@@ -203,20 +182,13 @@ class PrivateTraining(SavedWithLedger):
             train_on_batch = past_preparation(self, PrivateTraining, "train_on_batch")
             return train_on_batch(x, y, sample_weight=sample_weight, **kwargs)
 
-    def _check_trainable(self):
-        optimizer = self.optimizer
-        check_optimizer(self, optimizer)
-        refuse_own_train_step(self, PrivateTraining)
-        optimizer.check_class()
-        refuse_mixing_layers(self, self.privacy.public_preprocessing)
-
     def _refuse_nested(self):
         running = self.privacy.account.training
         if running is not None:
             raise RuntimeError(
-                f"Another training of these weights has not ended, of model '{running.model.name}': a "
-                "fit() that runs, or an iterator of privacy.steps() that was not used up. End that one "
-                "first (iterator.close()), and do not train from callbacks or other threads."
+                f"Another training of these weights, by model '{running.model.name}', has not ended: a "
+                "fit() that runs, or an iterator of privacy.steps() that was not used up. End it first "
+                "(iterator.close()), and do not train from callbacks or other threads."
             )
 
     # -- the step --------------------------------------------------------------------------------
@@ -237,27 +209,25 @@ class PrivateTraining(SavedWithLedger):
         if training is None or training.model is not self:
             raise RuntimeError(
                 "A training step ran outside of fit(), train_on_batch() and privacy.steps(), so it is "
-                "unknown how its lot was drawn. For a loop of your own there is privacy.steps(...)."
+                "unknown how its lot was drawn. Write a loop of your own with privacy.steps(...)."
             )
         return training
 
     def train_step(self, data):
-        """Takes one private step on one lot; only `fit` and the like may call it.
-
-        Raises:
-            RuntimeError: something else called it.
-        """
+        """Takes one private step on one lot; raises RuntimeError outside of a training."""
         privacy = self.privacy
         self._running_training()
         # Again for each trace: a callback may have unfrozen a layer since the fit began.
         with tf.init_scope():  # it reads values of layers, which have none inside of a trace
             refuse_mixing_layers(self, privacy.public_preprocessing)
-        return private_step(self, privacy.account.session, data, privacy.engine, privacy.collected)
+        session = privacy.account.session
+        with session.step():
+            return private_step(self, session, data, privacy.engine, privacy.collected)
 
 
 @contextlib.contextmanager
 def _causes_of(*data):
-    """Context that raises an exception of a source as it was, and not as TensorFlow's text of it."""
+    """Context that raises an exception of a source in place of TensorFlow's text of it."""
     try:
         yield
     except tf.errors.OpError as error:
@@ -265,15 +235,6 @@ def _causes_of(*data):
             if isinstance(each, Lots | SourceBatches) and each.cause_of(error) is not error:
                 raise each.cause_of(error) from None
         raise
-
-
-def _refuse_to_resume(feed):
-    if feed.lots is None and feed.sampling.whole_epochs:
-        raise ValueError(
-            "BackupAndRestore cannot resume batches of OncePerEpoch: their order after a crash is a "
-            "new one, so an example could be twice in the interrupted epoch. Use lots of "
-            "tfdp.data.make_lots, or leave out the declaration or the callback."
-        )
 
 
 def _check_numbers_of_validation(batch_size, others):

@@ -9,7 +9,7 @@ from tfdp.account import account_of
 from tfdp.layers import PublicBatchNormalization, PublicExamples
 from tfdp.training.checks import has_trained_statistics
 from tfdp.training.export import replace
-from tfdp.training.model_privacy import enter_unknown_steps
+from tfdp.training.unknown_steps import enter_unknown_steps
 
 _GROUPS = 32  # Wu and He 2018, "Group Normalization"
 NORMALIZATIONS = ("group", "instance")
@@ -39,8 +39,7 @@ def fix(
         model: a built model of any class; of a stock class (Sequential or functional) with public
             data. Layers at any depth are replaced. Other models that share them change with it.
         public_data: array [M, ...] of examples like the model's inputs (or a structure of arrays, one
-            for each input), disjoint from the private data and chosen without looking at the private
-            data.
+            for each input), disjoint from the private data and chosen without looking at them.
         statistics: "example" or "batch"; see `PublicExamples`.
         num_groups: the most groups of a GroupNormalization; None takes 32. Each layer gets the largest
             number of groups up to this that divides its channels.
@@ -76,15 +75,14 @@ def fix(
     twice = num_groups is not None and normalization != "group"
     if twice or (public_data is not None and (num_groups, normalization) != (None, "group")):
         raise ValueError(
-            "Expected num_groups with normalization='group' only, and neither num_groups nor "
-            "normalization with public_data, which takes the statistics of public examples. Received "
+            "num_groups can only be used with normalization='group', and neither can be used with "
+            "public_data, which takes the statistics of public examples. Received "
             f"num_groups={num_groups!r}, normalization={normalization!r}. Leave one of them out."
         )
     found = [layer for layer in layers_of(model, itself=True) if normalizes_by_batch(layer)]
     _check(model, found, public_data is not None)
     if not found:
         return model
-    examples = None
     if public_data is None:
         groups = (num_groups or _GROUPS) if normalization == "group" else None
         new = [_group_norm(layer, groups) for layer in found]
@@ -99,17 +97,20 @@ def fix(
     for name in ("optimizer", "train_function", "test_function", "predict_function"):
         setattr(model, name, None)  # they are for the layers before
     model.compiled = False
-    if examples is None:
+    if public_data is None:
         return model
+    structure = input_structure(model)
+    if isinstance(structure, (list, tuple)) and len(structure) == 1:
+        (structure,) = structure
     inputs = keras.tree.map_structure(
         lambda tensor: keras.Input(tensor.shape[1:], dtype=tensor.dtype, name=tensor.name),
-        _input_structure(model),
+        structure,
     )
     return keras.Model(inputs, examples(inputs), name=model.name)
 
 
 def _check(model, found, public: bool) -> None:
-    """Refuses a model that cannot be repaired, and warns of statistics that are lost."""
+    """Refuses a model whose layers cannot be replaced, and warns of statistics that are lost."""
     if not (model.built and all(layer.built for layer in found)):
         raise ValueError(
             f"Model '{model.name}' is not built, so the shapes of its layers are unknown. Give it an "
@@ -132,60 +133,37 @@ def _check(model, found, public: bool) -> None:
         )
 
 
-def _input_structure(network):
-    structure = input_structure(network)
-    if isinstance(structure, (list, tuple)) and len(structure) == 1:
-        (structure,) = structure
-    return structure
-
-
-def _axis_of(layer):
-    axis = layer.axis
-    return axis[0] if isinstance(axis, (list, tuple)) else axis
-
-
 def _group_norm(layer, most: int | None):
     """A GroupNormalization with at most so many groups; None takes one group for each channel."""
     features = int(layer.moving_mean.shape[0])
     groups = max(n for n in range(1, min(most or features, features) + 1) if features % n == 0)
     if groups == features and len(_input_shape(layer)) == 2:
         groups = 1  # groups of one feature without positions would normalize everything to zero
-    made = keras.layers.GroupNormalization(
-        groups,
-        axis=_axis_of(layer),
-        epsilon=layer.epsilon,
-        **{f"{of}_{what}": getattr(layer, f"{of}_{what}") for of in _AFFINE for what in _PARTS},
-        **_common(layer),
-    )
-    return _with_weights(made, layer)
-
-
-# Arguments that both layers have for their factor and offset.
-_AFFINE, _PARTS = ("gamma", "beta"), ("initializer", "regularizer", "constraint")
+    parts = [
+        f"{of}_{what}" for of in _AFFINE for what in ("initializer", "regularizer", "constraint")
+    ]
+    same = {name: getattr(layer, name) for name in parts}
+    return _made(keras.layers.GroupNormalization, layer, groups=groups, **same)
 
 
 def _public_norm(layer):
-    made = PublicBatchNormalization(_axis_of(layer), layer.epsilon, **_common(layer))
-    return _with_weights(made, layer)
+    return _made(PublicBatchNormalization, layer)
 
 
-def _with_weights(made, layer):
-    """Builds a replacement and gives it the factor and offset of the old layer."""
+_AFFINE = ("gamma", "beta")  # factor and offset, which all these layers have
+
+
+def _made(kind, layer, **arguments):
+    """A built layer of another kind, with the settings, factor and offset of a BatchNormalization."""
+    axis = layer.axis[0] if isinstance(layer.axis, (list, tuple)) else layer.axis
+    for name in ("epsilon", "center", "scale", "name", "trainable"):
+        arguments[name] = getattr(layer, name)
+    made = kind(axis=axis, dtype=layer.dtype_policy, **arguments)
     made.build(_input_shape(layer))
     for name in _AFFINE:
         if getattr(layer, name) is not None:
             getattr(made, name).assign(getattr(layer, name))
     return made
-
-
-def _common(layer):
-    return {
-        "center": layer.center,
-        "scale": layer.scale,
-        "name": layer.name,
-        "trainable": layer.trainable,
-        "dtype": layer.dtype_policy,
-    }
 
 
 def _input_shape(layer):

@@ -1,8 +1,8 @@
-"""Warns where nothing will be learned: gradients far above the clip norm, or far below it.
+"""Warns where little will be learned: gradients far from the clip norm, or not finite.
 
-Before the first step, only public facts count: types of inputs, layers, and class weights. At the end
-of the first epoch, norms of gradients without noise do, too. Those warnings are for the person who
-trains, like the loss in the progress bar.
+Before the first step, warnings use public facts only: types of inputs, layers and class weights. Later
+ones use norms of gradients without noise; like the loss in the progress bar, they are for the person
+who trains.
 """
 
 from collections.abc import Mapping
@@ -11,8 +11,8 @@ import keras
 import tensorflow as tf
 from absl import logging
 
-from tfdp._compat.keras import is_graph_of_layers, layers_of, uses_of
-from tfdp.training.data_checks import with_inputs
+from tfdp._compat.keras import layers_of
+from tfdp.training.data_checks import inputs_of, sources_of
 from tfdp.training.feed import Feed
 
 # Layers that take the scale of their inputs as it is, and those whose gradients grow with it.
@@ -39,7 +39,7 @@ _LARGE_CLASS_WEIGHT = 100
 _FAR, _LARGE_NORM = 100, 1000
 
 
-def warn_of_scales(model: keras.Model, feed: Feed, class_weight: Mapping | None) -> None:
+def warn_of_scales(model, feed: Feed, class_weight: Mapping | None) -> None:
     """Warns of class weights and bytes that lead to clipped gradients, and of equal views.
 
     Args:
@@ -60,67 +60,66 @@ def warn_of_scales(model: keras.Model, feed: Feed, class_weight: Mapping | None)
             "the model draw random numbers.",
             feed.lots.augmentations,
         )
-    assert feed.dataset is not None  # it is of a fit
-    for name, layer in _unscaled_bytes(model, feed.dataset.element_spec):
-        logging.warning(
-            "Input '%s' has bytes, from 0 to 255, and layer '%s' takes them as they are. Gradients "
-            "grow with inputs, so nearly all will be clipped, and little is learned. Put "
-            "keras.layers.Rescaling(1 / 255) before it, or divide the inputs.",
-            name,
-            layer.name,
-        )
+    specs = keras.tree.flatten(feed.inputs)
+    if any(spec is not None and spec.dtype == tf.uint8 for spec in specs):
+        _warn_of_bytes(model, feed.inputs)
 
 
-def _unscaled_bytes(model, lots):
-    """Pairs (name of an input of bytes, layer that multiplies it by weights)."""
-    x, _, _ = keras.utils.unpack_x_y_sample_weight(lots)
-    if not is_graph_of_layers(model) or not model.built:
-        return []
-    pairs = with_inputs(model, x)
-    names = {
-        id(each): each.name for each, spec in pairs if getattr(spec, "dtype", None) == tf.uint8
+def _warn_of_bytes(model, x):
+    """Warns of each layer that multiplies an input of bytes by weights."""
+    given = {
+        i for i, spec in inputs_of(model, x).items() if spec is not None and spec.dtype == tf.uint8
     }
-    found = []
-    for layer in layers_of(model) if names else ():
-        for (given, *_), _ in filter(lambda use: use[0], uses_of(layer)):
-            if id(given) in names and isinstance(layer, _KEEP):
-                names[id(layer.output)] = names[id(given)]
-            elif id(given) in names and isinstance(layer, _MULTIPLY):
-                found.append((names[id(given)], layer))
-    return found
-
-
-class ScaleCheck(keras.callbacks.Callback):
-    """Warns once, at the end of the first epoch of a fit, if gradients are far from the clip norm."""
-
-    def __init__(self):
-        super().__init__()
-        self._warned = False
-
-    def on_epoch_end(self, epoch, logs=None):
-        optimizer = self.model.optimizer
-        # Adaptive clipping follows the norms, and automatic clipping scales every gradient.
-        if self._warned or optimizer.clipping in ("adaptive", "automatic"):
-            return
-        self._warned = True
-        median = self.model.privacy.diagnostics()["median_gradient_norm"]
-        clip = optimizer.l2_norm_clip
-        if median > max(_FAR * clip, _LARGE_NORM):
-            advice = (
-                "Clipping leaves their directions only, which few large numbers decide. Scale inputs "
-                "and targets to about 1 by public constants, and make losses means."
+    for layer in layers_of(model) if given else ():
+        takes_bytes = not given.isdisjoint(sources_of(layer))
+        if takes_bytes and isinstance(layer, _KEEP):
+            given.add(id(layer.output))
+        elif takes_bytes and isinstance(layer, _MULTIPLY):
+            logging.warning(
+                "Layer '%s' takes bytes, from 0 to 255, as they are. Gradients grow with inputs, so "
+                "nearly all will be clipped, and little is learned. Put "
+                "keras.layers.Rescaling(1 / 255) before it, or divide the inputs.",
+                layer.name,
             )
-        elif 0 < median < clip / _FAR:
-            advice = (
-                "The noise is made for gradients of the clip norm, so it drowns them. Take a smaller "
-                "l2_norm_clip, from public data, or one that follows a noisy count, by "
-                "clipping='adaptive'."
-            )
-        else:
-            return
+
+
+def warn_of_norms(model) -> None:
+    """Warns if the gradients of an epoch were far from the clip norm."""
+    optimizer = model.optimizer
+    # Adaptive clipping follows the norms, and automatic clipping scales every gradient.
+    if optimizer.clipping in ("adaptive", "automatic"):
+        return
+    median, clip = model.privacy.diagnostics()["median_gradient_norm"], optimizer.l2_norm_clip
+    if median > max(_FAR * clip, _LARGE_NORM):
+        advice = (
+            "Clipping leaves only their directions, which a few large numbers decide. Scale inputs and "
+            "targets to about 1 by public constants, and make losses means."
+        )
+    elif 0 < median < clip / _FAR:
+        advice = (
+            "The noise is made for gradients of the clip norm, so it drowns them. Scale inputs to "
+            "about 1 by public constants first: large ones, such as pixels up to 255, saturate "
+            "activations, and gradients vanish. If they are scaled, take a smaller l2_norm_clip, from "
+            "public data, or one that follows a noisy count, by clipping='adaptive'."
+        )
+    else:
+        return
+    logging.warning(
+        "In the first epoch, gradients of single examples had a median norm of %.2g, and the clip norm "
+        "is %.2g. %s (This figure comes from private examples without noise, as the loss does: it is "
+        "for you, not for a release.)",
+        *(median, clip, advice),
+    )
+
+
+def warn_of_lost_examples(model) -> None:
+    """Warns if gradients were not finite, at the end of a training."""
+    lost = model.privacy.diagnostics()["non_finite_examples"]
+    if lost:
         logging.warning(
-            "In the first epoch, gradients of single examples had a median norm of %.2g, and the clip "
-            "norm is %.2g. %s (This figure comes from private examples without noise, as the loss "
-            "does: it is for you, not for a release.)",
-            *(median, clip, advice),
+            "%.2g examples of a lot, on average, had a gradient that is not finite, and counted zero "
+            "in its sum. Usual causes are NaN in the data, a label or token without an output or a "
+            "vector, and a logarithm or quotient of 0. Their losses make the loss in the logs NaN; the "
+            "weights are finite.",
+            lost,
         )

@@ -1,4 +1,4 @@
-"""Refuses callbacks that steer training by figures which are computed from private data without noise.
+"""Refuses callbacks that act on metrics of private data, which are computed without noise.
 
 The number of steps, the weights that are kept and the learning rate are published with the model, or
 shape it. If they depend on the training loss or accuracy, they reveal something about the private
@@ -23,25 +23,16 @@ _REFUSED = {
 _ASSIGN_RATES = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
 
 
-def list_of(callbacks) -> list:
-    """The argument `callbacks` of `fit` as a list of callbacks."""
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        return list(callbacks.callbacks)
-    return [each for each in keras.tree.flatten(callbacks) if each is not None]
+def check_callbacks(callbacks, optimizer):
+    """Refuses callbacks of a fit, and returns the one that keeps it safe from crashes, or None.
 
-
-def check_callbacks(callbacks, optimizer) -> None:
-    """Refuses callbacks of a fit.
-
-    Args:
-        callbacks: the argument of `fit`.
-        optimizer: the optimizer of the fit.
-
-    Raises:
-        ValueError: a callback steers by training metrics, would save a file without a ledger, resumes
-            a training without its counted steps, or assigns learning rates that are fixed.
+    Refused is a callback that acts on training metrics, would save a file without a ledger, resumes a
+    training without its counted steps, or assigns learning rates that are fixed; and a second backup.
     """
-    for callback in list_of(callbacks):
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    callbacks = [each for each in keras.tree.flatten(callbacks) if each is not None]
+    for callback in callbacks:
         name = type(callback).__name__
         for refused, reason in _REFUSED.items():
             if isinstance(callback, getattr(keras.callbacks, refused, ())):
@@ -53,10 +44,10 @@ def check_callbacks(callbacks, optimizer) -> None:
         acts = getattr(callback, "save_best_only", True)
         if isinstance(monitor, str) and acts and not _is_public(monitor):
             raise ValueError(
-                f"{name} acts on {monitor!r}. Figures of the training data are computed from private "
-                "examples without noise, so what it does would reveal them. Monitor a figure of "
-                "validation data, such as 'val_loss' (pass validation_data, which are not protected), "
-                "or train a fixed number of steps."
+                f"{name} acts on {monitor!r}. Metrics of the training data have no noise, so its "
+                "actions would reveal private examples. Monitor a metric of validation data, such as "
+                "'val_loss' (pass validation_data, which are not protected), or train a fixed number "
+                "of steps."
             )
         if isinstance(callback, _ASSIGN_RATES):
             _check_rate(name, optimizer)
@@ -67,6 +58,13 @@ def check_callbacks(callbacks, optimizer) -> None:
                 "tfdp.callbacks.StopAtBudget, which counts only the steps taken.",
                 name,
             )
+    # A `BackupAndRestore`, whose module only its users import.
+    backups = [each for each in callbacks if hasattr(each, "attached")]
+    if len(backups) > 1:
+        raise ValueError(
+            f"Expected at most one BackupAndRestore. Received {len(backups)}. Leave out the others."
+        )
+    return backups[0] if backups else None
 
 
 def _is_public(figure: str) -> bool:
@@ -80,10 +78,9 @@ def _warn_of_objective(callback) -> None:
         name = getattr(each, "name", None)
         if isinstance(name, str) and name != "default_objective" and not _is_public(name):
             logging.warning(
-                "The search compares trials and epochs by %r. If that is a figure of the training "
-                "data, it is computed from private examples without noise, and what is chosen reveals "
-                "them. Use a figure of validation data, such as objective='val_loss', and pass "
-                "validation_data, which are not protected.",
+                "The search compares trials and epochs by %r. Metrics of the training data have no "
+                "noise, so a choice by them reveals private examples. Use a metric of validation data, "
+                "such as objective='val_loss', and pass validation_data, which are not protected.",
                 name,
             )
 

@@ -37,10 +37,6 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
         data: a lot: x, (x, y) or (x, y, sample_weight); examples of weight zero are absent.
         engine: the name of an engine.
         diagnostics: collects figures about the bound and the noise (`diagnostics.Diagnostics`).
-
-    Raises:
-        RuntimeError: the step does not belong to the session, or an engine declares a larger
-            sensitivity than the accounting assumes.
     """
     optimizer, run, contribution = model.optimizer, session.run, session.run.contribution
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
@@ -94,17 +90,10 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
 
 
 def prepare_step(model, data) -> None:
-    """Does what belongs to the first step only, so that the step itself is traced once.
+    """Examines a model and makes the variables of its metrics, so that the step is traced once.
 
-    The model is examined, and its metrics get their variables: TensorFlow traces a function that makes
-    variables twice. Nothing is computed and no step is counted.
-
-    Args:
-        model: a compiled private model.
-        data: a lot, as in `private_step`; only shapes and dtypes matter.
-
-    Raises:
-        ValueError: the model keeps what it sees, as in `private_step`.
+    TensorFlow traces a function that makes variables twice. Only shapes and dtypes of the lot matter;
+    nothing is computed and no step is counted.
     """
     x, y, _ = _unpacked(data)
     build_metrics(model, y, examine(Forward(model), x, y).outputs)
@@ -118,8 +107,8 @@ def _check_replicas(run):
     simple = run.contribution.averaged_rows == 1 and not run.contribution.adaptive_clipping
     if not (simple and type(run.mechanism) is DPSGD):
         raise NotImplementedError(
-            "This training cannot run on several replicas; only DP-SGD with a constant clip norm, and "
-            "without microbatches or views, can. Use a strategy with one replica."
+            "Only DP-SGD with a constant clip norm, and without microbatches or views, can run on "
+            "several replicas. Use a strategy with one replica."
         )
 
 

@@ -9,22 +9,19 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from tfdp._compat.keras import over_replicas, without_optionals
+from tfdp._compat.keras import compile_metrics, over_replicas, without_optionals
 from tfdp._compat.tensorflow import concrete_function, iterator_of, resource_of
 from tfdp.session import Session
 from tfdp.training.step import prepare_step
 
 
 def step_function(model) -> Callable[[Session, Iterator, int], dict]:
-    """Returns the function that takes steps of a model and returns the logs of the last one.
+    """Returns the function that takes steps of a private model and returns the logs of the last one.
 
     Its arguments are the session that the steps are accounted under, the iterator that gives lots, and
     the number of steps, at least 1. It is traced anew for every session, whose numbers are constants of
     the graph. It raises StopIteration or tf.errors.OutOfRangeError if the data ended before the first
     step, or, within a graph of several steps, later.
-
-    Args:
-        model: a compiled Keras model whose `train_step` is the private one.
     """
 
     @functools.lru_cache(maxsize=1)
@@ -46,9 +43,13 @@ def _traced(model):
         )
     prepare = without_optionals(model, functools.partial(prepare_step, model))
     strategy = model.distribute_strategy
+    in_graph = not model.run_eagerly and strategy.num_replicas_in_sync == 1
 
     def one(iterator):
-        return over_replicas(strategy, step, next(iterator))
+        data, metrics = next(iterator), compile_metrics(model)
+        if in_graph and metrics is not None and not metrics.built:
+            concrete_function(tf.function(prepare, autograph=False), data)
+        return over_replicas(strategy, step, data)
 
     if not model.run_eagerly and strategy.num_replicas_in_sync > 1:
         one = tf.function(one, autograph=False, reduce_retracing=True)

@@ -19,6 +19,7 @@ from tfdp.session import Session
 from tfdp.training.describe import OPEN_ENDED, describe_more, open_session
 from tfdp.training.feed import Feed
 from tfdp.training.position import Position
+from tfdp.training.scales import warn_of_norms
 
 _ENDS = (StopIteration, tf.errors.OutOfRangeError)
 _START = Position()
@@ -29,16 +30,9 @@ class Training:
 
     The entry is opened with the first step, since callbacks may load weights before.
 
-    Args:
-        model: a private model that is compiled and built.
-        account: the account of its weights.
-        feed: the data, and how the steps draw from them.
-        position: where the training begins.
-        epochs: index of the epoch before which it ends.
-        backup: the callback that keeps the training safe from crashes, or None.
-
     Attributes:
-        model, feed: the arguments.
+        model: a private model that is compiled and built.
+        feed: the data, and how the steps draw from them.
         position: the position of the next step.
     """
 
@@ -58,20 +52,18 @@ class Training:
         self._earlier = position.taken  # steps of this training in earlier processes
         self._declared = (0, 0)  # what `privacy.plan` declared: epochs, or steps
         self._surplus = 0.0  # steps of an earlier declared plan that this training leaves out
+        self._warns_of_norms = feed.dataset is not None  # at the end of the first epoch
         self._logs: dict = {}
         self._was_cut = False  # whether the last execution had fewer steps than were planned
         # Batches of an earlier process to skip: lots begin where the training resumes, but a user's
         # batches begin anew.
         self._to_skip, self._skipped = (position.step if feed.lots is None else 0), 0
-        # Executions that Keras asks for after the end of the resumed epoch, as it ignores earlier ones.
-        self._repeats = self._executions(0) - self._executions(position.step)
+        # Keras does not know of executions in earlier processes, and asks for as many after the epoch.
+        several, length = model.steps_per_execution, feed.steps or 0
+        left = max(0, length - position.step)
+        self._repeats = -(-length // several) - -(-left // several)
         self._at_end = False
         self._end_of_data: Exception | None = None
-
-    def _executions(self, behind):
-        """Number of executions of an epoch; 0 if nobody knows it."""
-        steps = self.feed.steps
-        return 0 if steps is None else -(-max(0, steps - behind) // self.model.steps_per_execution)
 
     # -- its plan --------------------------------------------------------------------------------
 
@@ -83,23 +75,18 @@ class Training:
         entry.plan(planned, 0 if math.isinf(declared) else declared)
 
     def _left(self) -> float:
-        """Number of planned steps from the position on; infinite if nobody knows it."""
-        position = self.position
-        epochs = max(0, position.until - position.epoch)
-        return max(0, self._steps_of(epochs) - position.step) if epochs else 0
+        """Number of planned steps from the position on; infinite if unknown."""
+        epochs = max(0, self.position.until - self.position.epoch)
+        return max(0, self._steps_of(epochs) - self.position.step)
 
     def _steps_of(self, epochs: int, steps: int = 0) -> float:
         length = self.feed.steps or self.position.longest or math.inf
         return epochs * length if epochs else steps
 
     def end(self, stopped: bool) -> None:
-        """Ends the training after its last execution.
+        """Ends the training after its last execution; `stopped` if a callback ended it.
 
-        Args:
-            stopped: whether a callback ended it.
-
-        Raises:
-            BudgetExhausted: the budget cut the last execution short, and no callback ended it there.
+        Raises BudgetExhausted if the budget cut that execution short, and no callback ended it there.
         """
         if self._session is None or stopped or self._epochs < self.position.until:
             return  # planned steps were left out, perhaps by an earlier process
@@ -117,12 +104,12 @@ class Training:
         entry.end_plan()
         if entry.has_open_plan and self._backup is None:
             logging.warning(
-                "This training ended in its first epoch, whose number of steps the data do not say, so "
-                "the number of planned steps is unknown and no finite epsilon is proven. Pass "
-                "steps_per_epoch, or set a PrivacyBudget."
+                "This training ended in its first epoch, and the data do not state their number of "
+                "steps, so the number of planned steps is unknown and no finite epsilon is proven. "
+                "Pass steps_per_epoch, or set a PrivacyBudget."
             )
         left_out = entry.counted - max(entry.taken, entry.declared)
-        if left_out > 0 and self._backup is None:  # which has its own words, and may be resumed
+        if left_out > 0 and self._backup is None:  # with one, the training may be resumed
             taken = entry.taken - self._before + self._earlier
             logging.warning(
                 "This training took %s of %s planned steps. All of them are counted, because its "
@@ -137,14 +124,9 @@ class Training:
     def execute(self, iterator, take: Callable) -> dict:
         """Takes the steps of the next execution and returns the logs of the last one.
 
-        Args:
-            iterator: gives lots.
-            take: takes steps; from `train_function.step_function`.
-
-        Raises:
-            StopIteration, tf.errors.OutOfRangeError: the data have ended.
-            tf.errors.InvalidArgumentError: an operation cannot compute with the value of an example.
-            BudgetExhausted: a budget allows no further step.
+        `take`, from `train_function.step_function`, takes steps on the lots of an iterator. Raises
+        StopIteration or tf.errors.OutOfRangeError if the data have ended, InvalidArgumentError if an
+        operation cannot compute with an example, BudgetExhausted if no step is allowed.
         """
         if self._at_end:
             return self._repeat()
@@ -173,7 +155,8 @@ class Training:
             return self._repeat()
         self._account.plan = None  # it is carried out
         if self.position.step == self.feed.steps:
-            self.position, self._at_end = self.position.next_epoch(), self._repeats > 0
+            self._end_epoch()
+            self._at_end = self._repeats > 0
         return self._logs
 
     def _take(self, session, iterator, take, steps):
@@ -184,7 +167,7 @@ class Training:
                 logs = take(session, iterator, part)
             except BaseException as error:
                 if (named := error_of_row(self.model, error)) is not None:
-                    session.keep()  # an example decided that no further step is taken
+                    session.keep()  # an example decided that the training ends
                     raise named from error
                 session.take_back()
                 if logs and isinstance(error, _ENDS):
@@ -194,7 +177,7 @@ class Training:
         return logs
 
     def _repeat(self):
-        """Gives the last logs to executions of the resumed epoch that an earlier process took."""
+        """Returns the last logs for executions of the resumed epoch that an earlier process took."""
         if self._repeats:
             self._repeats -= 1
             self._at_end = self._repeats > 0 or self._end_of_data is not None
@@ -234,3 +217,6 @@ class Training:
         self.position = dataclasses.replace(next_epoch, longest=longest)
         if self._session is not None and self.feed.steps is None:
             self._plan(self._session.entry)  # the length of an epoch is known now
+        if self._session is not None and self._warns_of_norms:
+            warn_of_norms(self.model)
+            self._warns_of_norms = False

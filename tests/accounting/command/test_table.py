@@ -128,10 +128,10 @@ def test_a_plot_needs_matplotlib(monkeypatch, tmp_path, capsys):
 @pytest.mark.parametrize("budget", [False, True])
 def test_the_plot_has_labelled_axes_and_both_curves(budget, monkeypatch, tmp_path, capsys):
     pytest.importorskip("matplotlib", reason="matplotlib is in the extra 'plot'")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
-    kept = []
-    monkeypatch.setattr(pyplot, "close", kept.append)
+    kept, save = [], Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda *a, **k: (kept.append(a[0]), save(*a, **k)))
     file = tmp_path / "a.png"
     size = [*DATA, "--lot_size=100", "--table=epochs=1,2,4", f"--plot={file}"]
     assert main([*size, "--epsilon=2" if budget else "--noise_multiplier=6"]) == 0

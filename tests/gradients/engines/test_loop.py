@@ -71,19 +71,19 @@ def test_a_bad_row_changes_no_bit_of_the_others():
         np.testing.assert_array_equal(a, b)
 
 
-def test_rows_chunks_and_steps_draw_numbers_of_their_own():
+def test_rows_and_steps_draw_numbers_of_their_own():
     stack = [keras.Input((200,)), layers.Dropout(0.5), layers.Dense(1, use_bias=False)]
     model = keras.Sequential(stack)
     model.compile(loss="mse")
     x, y, forward = tf.ones((3, 200)), tf.ones((3, 1)), Forward(model)
 
     @tf.function(autograph=False)
-    def dropped(chunk):
-        gradients, *_, after = loop.per_example_gradients(forward, x, y, tf.ones([3]), chunk)
+    def dropped(first):
+        gradients, *_, after = loop.per_example_gradients(forward, x, y, tf.ones([3]), first)
         return tf.not_equal(gradients[0].values[..., 0], 0.0), after
 
     masks, after = dropped(tf.constant(0))
-    more, _ = dropped(tf.constant(1))
+    more, _ = dropped(tf.constant(3))
     forward.advance(forward.state(), after)
     later, _ = dropped(tf.constant(0))
     rows = np.concatenate([masks, more, later])

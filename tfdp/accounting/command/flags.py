@@ -105,6 +105,9 @@ class Flags:
     plot: str | None = setting(
         "Draws the table into this file (png, pdf or svg), too; needs matplotlib."
     )
+    full: bool = setting(
+        "Prints the whole statement: all assumptions, explanations and limits.", False
+    )
     json: bool = setting("Prints JSON instead of text.", False)
     typed: frozenset[str] = frozenset()
     chosen: tuple[str, ...] = ()

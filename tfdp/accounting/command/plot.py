@@ -5,7 +5,7 @@ import math
 import textwrap
 from pathlib import Path
 
-from tfdp._palette import CLAIMED, GREY, PROVEN
+from tfdp._palette import CLAIMED, GREY, PROVEN, new_figure
 from tfdp.accounting.command.table import Table, title
 from tfdp.accounting.guarantee import VACUOUS_ABOVE
 
@@ -32,12 +32,7 @@ def check(path: str) -> Path:
 
 def draw(table: Table, path: Path) -> None:
     """Draws epsilon, or the noise for a budget, against the flag that varies."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(7.2, 4.5))
+    figure, (axis,) = new_figure(7.2, 4.5)
     label = table.name.replace("_", " ")
     axis.set_xlabel(label)
     what = "Noise for a budget" if table.budget else "Epsilon"
@@ -45,13 +40,8 @@ def draw(table: Table, path: Path) -> None:
     axis.set_title(f"{what}, by {label}\n{settings}", loc="left", fontsize=10)
     drawn = _noise_curve(axis, table) if table.budget else _epsilon_curves(axis, table)
     _scales(axis, table, drawn)
-    axis.grid(color="#dddddd", linewidth=0.6, which="major")
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, fontsize=10)
-    figure.tight_layout()
     figure.savefig(path, dpi=150)
-    pyplot.close(figure)
 
 
 def _epsilon_curves(axis, table: Table) -> list[float]:

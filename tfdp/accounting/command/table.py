@@ -64,10 +64,11 @@ def text(table: Table) -> str:
         notes |= {f"Warning: {warning}": None} if warning else {}
     lines += [*notes, "", *_aligned(table, common), ""]
     bars = "noise multiplier" if table.budget else "proven epsilon"
-    lines.append(
-        f"Bars: {bars}. Claimed: the paper's formula. Proven: a theorem for lots drawn as in "
-        f"--sampling={table.common('sampling')}; without --table, all assumptions are listed."
-    )
+    lines += [
+        f"Bars: {bars}. Claimed: the paper's formula. Proven: a theorem for --sampling="
+        f"{table.common('sampling')}.",
+        "Without --table, --full lists its assumptions.",
+    ]
     reasons = dict.fromkeys(row.proven.reason for row in table.rows if row.proven.reason)
     return "\n".join([*lines, *(f"Why infinite: {reason}" for reason in reasons)])
 

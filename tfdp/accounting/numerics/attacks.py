@@ -37,6 +37,19 @@ def largest_tpr(curve: Curve, fpr: float) -> float:
     return min(found, other, 1.0)
 
 
+def largest_tprs(curve: Curve, fprs: np.ndarray) -> np.ndarray:
+    """Upper bounds on the largest true positive rates at many false positive rates.
+
+    They follow from fixed points of the curve, so they are slightly above `largest_tpr`.
+    """
+    epsilons = np.concatenate([np.linspace(0.0, 10.0, 101), np.linspace(11.0, _MOST, 6)])[:, None]
+    deltas = np.array([[curve(float(epsilon))] for epsilon in epsilons[:, 0]])
+    found = np.minimum(
+        np.exp(epsilons) * fprs + deltas, 1.0 - np.exp(-epsilons) * (1.0 - deltas - fprs)
+    )
+    return np.minimum(found.min(axis=0), 1.0)
+
+
 def advantage(curve: Curve) -> float:
     """Largest difference of true and false positive rate: the total variation distance."""
     return min(curve(0.0), 1.0)

@@ -34,12 +34,12 @@ _TOLD: weakref.WeakSet = weakref.WeakSet()  # models that were warned of
 
 
 def per_example_gradients(
-    forward: Forward, x, y, sample_weight, chunk, *, factors: bool = True
+    forward: Forward, x, y, sample_weight, first, *, factors: bool = True
 ) -> tuple:
     """Returns the per-example gradients of the weighted loss.
 
     Args:
-        forward, x, y, sample_weight, chunk: as in `contract.Engine`.
+        forward, x, y, sample_weight, first: as in `contract.Engine`.
         factors: whether gradients stay factors where there are some.
 
     Returns:
@@ -51,7 +51,7 @@ def per_example_gradients(
         NotImplementedError: TensorFlow cannot vectorize an operation of the model.
     """
     values = [tf.convert_to_tensor(v) for v in forward.variables]
-    public = public_moments(forward, values, forward.state(chunk)) if factors else []
+    public = public_moments(forward, values, forward.state()) if factors else []
     # Filled in when one row is traced: the uses of each weight, and their tensors' shapes in the pass.
     uses: list[list[Use]] = []
     shapes: list[list] = []
@@ -82,7 +82,7 @@ def per_example_gradients(
         shapes[:] = [[t.shape for t in (*use.sources, *use.saved)] for use in flat]
         return tensors, loss, scope, y_pred, new_state
 
-    tensors, *others = row_pass.over_rows(forward, run, x, y, sample_weight, chunk)
+    tensors, *others = row_pass.over_rows(forward, run, x, y, sample_weight, first)
     rows = sample_weight.shape[0]
     in_sequence = works_in_sequence(forward, rows)
     forms = iter(tensors)
@@ -141,7 +141,7 @@ def bounded_sum(
     x,
     y,
     sample_weight,
-    chunk,
+    first,
     microbatch_size: int = 1,
     views: int = 1,
     *,
@@ -150,11 +150,11 @@ def bounded_sum(
     """Computes the bounded sum of a chunk; see `contract.Engine`.
 
     Args:
-        forward, bound, x, y, sample_weight, chunk, microbatch_size, views: as in `contract.Engine`.
+        forward, bound, x, y, sample_weight, first, microbatch_size, views: as in `contract.Engine`.
         factors: as in `per_example_gradients`.
     """
     gradients_of = functools.partial(per_example_gradients, factors=factors)
-    given = (forward, bound, x, y, sample_weight, chunk, microbatch_size, views)
+    given = (forward, bound, x, y, sample_weight, first, microbatch_size, views)
     compute = functools.partial(row_pass.bounded_sum, gradients_of, *given)
     # Outside of a graph, `tf.vectorized_map` makes its own, whose tensors nothing else may use.
     if tf.executing_eagerly():

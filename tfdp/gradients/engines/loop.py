@@ -15,7 +15,7 @@ from tfdp.gradients.factors import Instantiated
 from tfdp.gradients.forward import Forward
 
 
-def per_example_gradients(forward: Forward, x, y, sample_weight, chunk):
+def per_example_gradients(forward: Forward, x, y, sample_weight, first):
     """Returns the per-example gradients of the weighted loss, as `ghost.per_example_gradients`."""
     values = [tf.convert_to_tensor(v) for v in forward.variables]
 
@@ -30,7 +30,7 @@ def per_example_gradients(forward: Forward, x, y, sample_weight, chunk):
         return gradients, loss, scope, y_pred, new_state
 
     gradients, *others = row_pass.over_rows(
-        forward, run, x, y, sample_weight, chunk, vectorized=False
+        forward, run, x, y, sample_weight, first, vectorized=False
     )
     rows = sample_weight.shape[0]
     shapes = ([rows, *v.shape] for v in forward.variables)  # the loop may lose static shapes

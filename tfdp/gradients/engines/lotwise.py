@@ -31,7 +31,7 @@ def bounded_sum(
     x,
     y,
     sample_weight,
-    chunk,
+    first,
     microbatch_size: int = 1,
     views: int = 1,
 ) -> BoundedSum:
@@ -42,7 +42,7 @@ def bounded_sum(
     with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
         tape.watch(values)
         with running_lot(present):
-            y_pred, scope, state = forward.outputs(values, forward.state(chunk), x)
+            y_pred, scope, state = forward.outputs(values, forward.state(), x)
         losses, output_losses, at_outputs = _row_losses(forward, scope, x, y, y_pred, sample_weight)
         objectives = tf.add_n(
             [

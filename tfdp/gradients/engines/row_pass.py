@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfdp._compat.keras import as_in_a_larger_batch
 from tfdp._compat.pfor_map import batch_of_one
-from tfdp._compat.pfor_random import mark_own_seeds, seeds_of_rows
+from tfdp._compat.pfor_random import draw_by_place, mark_own_seeds, seeds_of_rows
 from tfdp._compat.tensorflow import concrete_function
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.contract import BoundedSum, Outputs
@@ -16,12 +16,12 @@ from tfdp.gradients.vectorizing import vectorized_map
 
 
 def over_rows(
-    forward: Forward, run: Callable, x, y, sample_weight, chunk, *, vectorized: bool = True
+    forward: Forward, run: Callable, x, y, sample_weight, first, *, vectorized: bool = True
 ):
     """Runs each row alone and stacks the results of all rows.
 
     Args:
-        forward, x, y, sample_weight, chunk: as in `contract.Engine`.
+        forward, x, y, sample_weight, first: as in `contract.Engine`.
         run: maps (state, x, y, weight) of one row, a batch of one, to (results, loss, scope, y_pred,
             new_state).
         vectorized: whether all rows run at once (`tf.vectorized_map`), or one after the other.
@@ -30,27 +30,27 @@ def over_rows(
         (results, losses, output_losses, outputs, state): losses, float32 [rows], is not weighted;
         output_losses and outputs are as in `BoundedSum`; state is as `Forward.advance` takes it.
     """
-    state = forward.state(chunk)
-    rows = tf.shape(sample_weight)[0]
-    seeds = [
-        seeds_of_rows(value, rows) for i, value in enumerate(state) if forward.is_per_example(i)
-    ]
+    state = forward.state()
+    of_lot = [value for i, value in enumerate(state) if forward.is_per_example(i)]
+    places = first + tf.range(tf.shape(sample_weight)[0])
+    seeds = [seeds_of_rows(value, places) for value in of_lot]
     moved: list[bool] = []  # for each state variable, as one row shows it
 
     def one(row):
-        x, y, weight, seeds = row
-        if vectorized:
-            mark_own_seeds(seeds)
+        x, y, weight, place, seeds = row
+        mark_own_seeds(seeds, of_lot, first if vectorized else place)
         left = iter(seeds)
         own = [next(left) if forward.is_per_example(i) else s for i, s in enumerate(state)]
         x, y = batch_of_one((x, y))
         results, loss, scope, y_pred, new_state = run(own, x, y, weight)
+        if not vectorized:
+            draw_by_place(tf.compat.v1.get_default_graph())
         moved[:] = [new is not None for new in new_state]
         steps = [new - old for new, old in zip(new_state, own, strict=True) if new is not None]
         outputs = tf.nest.map_structure(lambda leaf: leaf[0], Outputs.of(y_pred))
         return results, loss, losses_of_outputs(forward.model, scope), outputs, steps
 
-    each = (x, y, sample_weight, seeds)
+    each = (x, y, sample_weight, places, seeds)
     found = vectorized_map(forward.model, one, each) if vectorized else _one_by_one(one, each)
     *found, steps = found
     # All rows advance the random state by the same number of draws. A chunk has at least one row.
@@ -68,7 +68,7 @@ def bounded_sum(
     x,
     y,
     sample_weight,
-    chunk,
+    first,
     microbatch_size: int = 1,
     views: int = 1,
 ) -> BoundedSum:
@@ -76,10 +76,10 @@ def bounded_sum(
 
     Args:
         gradients_of: `per_example_gradients` of an engine.
-        forward, bound, x, y, sample_weight, chunk, microbatch_size, views: as in `contract.Engine`.
+        forward, bound, x, y, sample_weight, first, microbatch_size, views: as in `contract.Engine`.
     """
     gradients, losses, output_losses, outputs, state = gradients_of(
-        forward, x, y, sample_weight, chunk
+        forward, x, y, sample_weight, first
     )
     return clip_and_sum(
         gradients,

@@ -1,0 +1,186 @@
+"""Arguments that the private optimizers share: their types for editors, and their texts for `help()`.
+
+A private optimizer takes arguments of its own, of `DPKerasOptimizer` and of a Keras optimizer. At run
+time, `describe_arguments` gathers all of them from the constructors and docstrings of the bases. Type
+checkers cannot do that, so the classes below repeat names and types; a test compares both.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Required, TypedDict
+
+import keras
+
+from tfdp._validate import did_you_mean
+
+Rate = float | keras.optimizers.schedules.LearningRateSchedule | Callable[[], float]
+
+
+# Keras' arguments that act on gradients without noise.
+REFUSED = ("gradient_accumulation_steps", "loss_scale_factor")
+
+
+class NoiseArguments(TypedDict, total=False):
+    """Arguments of every private optimizer; those of `DPKerasOptimizer` without `clipping`."""
+
+    l2_norm_clip: Required[float]
+    noise_multiplier: Required[float | Sequence[float]]
+    num_microbatches: int | None
+    target_quantile: float | None
+    quantile_learning_rate: float | None
+    quantile_noise_multiplier: float | None
+    seed: int | str | None
+
+
+class ClippingArguments(NoiseArguments, total=False):
+    """All arguments of `DPKerasOptimizer`."""
+
+    clipping: str
+
+
+class KerasArguments(TypedDict, total=False):
+    """Arguments of every Keras optimizer, without those that private ones refuse.
+
+    Args:
+        weight_decay: rate of weight decay, in units of the learning rate; None decays no weight.
+        clipnorm: L2 norm to which the gradient of each weight is clipped after the noise; None clips
+            nothing. The clip norm of single examples is `l2_norm_clip`.
+        clipvalue: largest magnitude of an entry of the gradient after the noise; None clips nothing.
+        global_clipnorm: L2 norm to which the gradient of all weights together is clipped after the
+            noise; None clips nothing.
+        use_ema: whether exponential moving averages of the weights replace them at the end of `fit`;
+            default False.
+        ema_momentum: with `use_ema`: weight of the earlier average in [0, 1]; default 0.99.
+        ema_overwrite_frequency: with `use_ema`: number of steps after which the averages replace the
+            weights, too; None replaces them at the end only.
+        name: name of the optimizer; None makes one from the class.
+    """
+
+    weight_decay: float | None
+    clipnorm: float | None
+    clipvalue: float | None
+    global_clipnorm: float | None
+    use_ema: bool
+    ema_momentum: float
+    ema_overwrite_frequency: int | None
+    name: str | None
+
+
+class Arguments(ClippingArguments, KerasArguments, total=False):
+    """Arguments of a Keras optimizer on private gradients, besides those of its update rule."""
+
+
+class StepArguments(NoiseArguments, KerasArguments, total=False):
+    """Arguments of `LangevinOptimizer` besides its own."""
+
+    momentum: float
+    nesterov: bool
+
+
+class LangevinArguments(StepArguments, total=False):
+    """Arguments of `LangevinOptimizer` besides the learning rate."""
+
+    learning_rate_exponent: float | None
+    steps_per_epoch: int
+    clipping: str
+    composition: str | None
+
+
+def check_arguments(cls: type, given: Mapping[str, Any], refused: Sequence[str]) -> None:
+    """Refuses keywords that a private optimizer does not take.
+
+    Args:
+        cls: the class of the optimizer.
+        given: the keywords that its constructor passes on, with their values.
+        refused: as for `describe_arguments`; their default is accepted.
+
+    Raises:
+        TypeError: a keyword is unknown.
+        ValueError: a keyword acts on gradients without noise.
+    """
+    for name in REFUSED:
+        if given.get(name) not in (None, 1):
+            raise ValueError(
+                f"`{name}` cannot be used with a private optimizer: it acts on gradients without "
+                "noise. Remove it; for lots larger than memory, set `physical_batch_size`."
+            )
+    known = {*inspect.signature(cls).parameters, *refused}
+    for name in given.keys() - known - {"decay"}:  # which Keras ignores with a warning
+        meant = did_you_mean(_OTHER_NAMES.get(name, name), known - {*refused})
+        raise TypeError(f"{cls.__name__} has no argument {name!r}.{meant}")
+
+
+# Names of arguments elsewhere that no spelling leads from.
+_OTHER_NAMES = {"lr": "learning_rate", "max_grad_norm": "l2_norm_clip", "clip_norm": "l2_norm_clip"}
+
+
+def describe_arguments(cls: type, refused: Sequence[str]) -> None:
+    """Gives a class the signature, and its docstring the `Args:`, of all its constructors.
+
+    In the docstring, the entry `**kwargs` is replaced by the arguments of the bases, each with the text
+    of the first base that describes it; `KerasArguments` replaces the texts of Keras.
+
+    Args:
+        cls: the class.
+        refused: names of arguments that the class refuses.
+    """
+    parameters = _parameters(cls, refused)
+    cls.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    head, entries, tail = parts_of(cls.__doc__)
+    if not any(name.endswith("**kwargs") for name in entries):
+        return
+    known: dict[str, str] = {}
+    bases = [*reversed(cls.__mro__)]
+    of_keras = [base for base in bases if base.__module__.startswith("keras.")]
+    for base in [*of_keras, KerasArguments, *(base for base in bases if base not in of_keras)]:
+        known |= parts_of(base.__doc__)[1]
+    names = [name for name in entries if "*" not in name]
+    names += [each.name for each in parameters if each.name not in names]
+    if not known.keys() >= {*names}:  # a base for several update rules, with arguments of their own
+        names += [name for name in entries if "*" in name]
+    lines = [f"    {name}:{known[name]}" for name in names if name in known]
+    cls.__doc__ = "\n".join([*head, "Args:", *lines, "", *tail])
+
+
+def _parameters(cls: type, refused: Sequence[str]) -> list[inspect.Parameter]:
+    """The parameters of the constructors of a class and its bases, as far as they are passed on."""
+    found: dict[str, inspect.Parameter] = {}
+    positional = True
+    for base in cls.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        parameters = [*inspect.signature(vars(base)["__init__"]).parameters.values()][1:]
+        kinds = {parameter.kind for parameter in parameters}
+        for each in parameters:
+            if each.name in found or each.name in refused or each.kind in _PASSED_ON:
+                continue
+            if each.kind is each.POSITIONAL_OR_KEYWORD and not positional:
+                each = each.replace(kind=each.KEYWORD_ONLY)
+            found[each.name] = each
+        if inspect.Parameter.VAR_KEYWORD not in kinds:
+            break
+        positional &= inspect.Parameter.VAR_POSITIONAL in kinds
+    return sorted(found.values(), key=lambda each: each.kind)
+
+
+_PASSED_ON = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def parts_of(doc: str | None) -> tuple[list[str], dict[str, str], list[str]]:
+    """Splits a docstring into lines above `Args:`, the texts of the arguments, and lines below."""
+    lines = inspect.cleandoc(doc or "").splitlines()
+    if "Args:" not in lines:
+        return lines, {}, []
+    start = lines.index("Args:")
+    end = start + 1
+    while end < len(lines) and (not lines[end] or lines[end].startswith(" ")):
+        end += 1
+    entries: dict[str, str] = {}
+    indent = len(lines[start + 1]) - len(lines[start + 1].lstrip())
+    for line in lines[start + 1 : end]:
+        if line[indent : indent + 1].strip():
+            name, _, text = line.strip().partition(":")
+            entries[name] = text
+        elif line:
+            entries[[*entries][-1]] += f"\n{line}"
+    return lines[:start], entries, lines[end:]
