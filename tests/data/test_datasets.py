@@ -13,6 +13,7 @@ from tfdp import data
 from tfdp.data import datasets
 from tfdp.data.prepared import check_apart, check_split
 from tfdp.data.spec import described
+from tfdp.experiments import own_data
 
 PREPARED = pathlib.Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
 
@@ -47,10 +48,9 @@ class TestDigits:
         with pytest.raises(data.DataUnavailable, match="test, train"):
             data.load_split("digits", "validation")
 
-    @pytest.mark.parametrize("option", [{"train_split": "train[:9]"}, {"text_features": ["b"]}])
-    def test_other_splits_are_refused(self, option):
+    def test_other_splits_are_refused(self):
         with pytest.raises(ValueError, match="digits"):
-            data.load("digits", **option)
+            data.load("digits", train_split="train[:9]")
 
 
 class TestDescribed:
@@ -60,14 +60,12 @@ class TestDescribed:
     def tfds(self):
         return pytest.importorskip("tensorflow_datasets").features
 
-    def test_texts_have_to_be_named_if_there_are_several(self, tfds):
-        known = {"title": tfds.Text(), "body": tfds.Text(), "label": tfds.ClassLabel(num_classes=3)}
-        spec = described("news", known, ["body", "title"])
-        assert (spec.kind, spec.text, spec.num_classes) == ("texts", ("body", "title"), 3)
-        with pytest.raises(ValueError, match="text_features="):
-            described("news", known)
-        with pytest.raises(ValueError, match="label"):
-            described("news", known, ["label"])
+    def test_there_is_one_text(self, tfds):
+        known = {"body": tfds.Text(), "label": tfds.ClassLabel(num_classes=3)}
+        spec = described("news", known)
+        assert (spec.kind, spec.text, spec.num_classes) == ("texts", ("body",), 3)
+        with pytest.raises(ValueError, match=r"to \(text, label\)"):
+            described("news", known | {"title": tfds.Text()})
 
     def test_images_have_one_size_and_a_label(self, tfds):
         known = {"image": tfds.Image(shape=(9, 9, 3)), "label": tfds.ClassLabel(num_classes=5)}
@@ -131,7 +129,7 @@ class TestUnavailable:
             function("mnits")
 
     def test_names_of_tensorflow_datasets_are_known_without_a_file(self):
-        assert datasets.kind_of("imdb_reviews") is datasets.input_shape("imdb_reviews") is None
+        assert own_data.kind_of("imdb_reviews") is None
         datasets.check_name("imdb_reviews")
         with pytest.raises(ValueError, match="imdb_reviews"):
             datasets.check_name("imdb_review")

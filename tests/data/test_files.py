@@ -152,24 +152,12 @@ class TestParquet:
         x, path = np.arange(30.0).reshape(5, 2, 3), tmp_path / "rows"
         self.write(path, {"x": x.tolist(), "y": [*range(5)]})
         for _ in range(2):
-            for arrays in (None, tmp_path / "arrays"):
-                source = data.from_parquet(path, keys=("x", "y"), arrays=arrays)
+            for cache in (None, tmp_path / "cache"):
+                source = data.from_parquet(path, keys=("x", "y"), cache=cache)
                 np.testing.assert_array_equal(rows_of(source)[0], x)
-                assert (source.in_memory() is None) == (arrays is not None)
+                assert (source.in_memory() is None) == (cache is not None)
 
     def test_what_cannot_be_an_array_is_named(self, tmp_path):
         self.write(tmp_path / "rows", {"x": [[1], [2], [3], [4, 5]], "y": ["a", "b", "c", "d"]})
         with pytest.raises(ValueError, match=r"'x' .*row 3"):
             data.from_parquet(tmp_path / "rows", keys="x")
-        with pytest.raises(ValueError, match="'y' has texts"):
-            data.from_parquet(tmp_path / "rows", keys="y", arrays=tmp_path / "arrays")
-        assert not (tmp_path / "arrays").exists()
-
-    def test_arrays_of_another_table_are_refused(self, tmp_path):
-        self.write(tmp_path / "rows", {"x": [1, 2, 3], "y": [1, 2, 3]})
-        data.from_parquet(tmp_path / "rows", keys="x", arrays=tmp_path / "arrays")
-        with pytest.raises(ValueError, match="no column 'y'"):
-            data.from_parquet(tmp_path / "rows", keys=("x", "y"), arrays=tmp_path / "arrays")
-        self.write(tmp_path / "rows", {"x": [1, 2]})
-        with pytest.raises(ValueError, match="has 3 rows, and the table has 2"):
-            data.from_parquet(tmp_path / "rows", keys="x", arrays=tmp_path / "arrays")

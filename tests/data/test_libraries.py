@@ -213,6 +213,12 @@ class TestRowsThatCannotBeRead:
             data.as_source(rows).rows(np.arange(6))
         assert "row 4" in caught.value.__notes__[0]
 
+    def test_rows_that_are_repeated(self):
+        rows = pytest.importorskip("grain").MapDataset.range(6)
+        with pytest.raises(ValueError, match=r"Leave out repeat\(\)"):
+            data.as_source(rows.repeat(3).map(lambda row: row))
+        assert len(data.make_lots("poisson", rows, lot_size=2).source) == 6
+
     def test_one_of_many_that_are_read_together(self):
         class Broken(MapStyle):
             def __getitem__(self, index):

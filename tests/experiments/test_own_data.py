@@ -3,8 +3,10 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.experiments.result_helpers import Crash, after_step
+from tests.rounding import FUNCTION, assert_close, terms_of
 from tfdp.experiments import (
     Experiment,
     RunFolder,
@@ -45,16 +47,17 @@ def table(tmp_path):
     }
 
 
-def test_columns_are_encoded_as_declared(table):
+def test_columns_are_encoded_as_declared(table, caplog):
     found = own_data.load(Experiment(**table))
     assert found.num_classes == 2 and found.input_shape == (6,)
     assert len(found.y_train) == 80 and len(found.y_test) == 20
     x = found.x_train
-    np.testing.assert_allclose(x[0], [0, 1, 1, 0, 0, 0])  # the age is missing
-    np.testing.assert_allclose(x[1], [-0.96, 0, 0, 0, 0, 1])  # the job is missing
-    np.testing.assert_allclose(x[2], [-0.92, 0, 0, 0, 1, 0])  # the job is not declared
-    np.testing.assert_allclose(x[-1], [1, 0, 0, 0, 1, 0])  # 196 years are clipped
+    np.testing.assert_allclose(x[0], [0, 1, 0, 0, 1, 0])  # the age is missing
+    assert_close(x[1], [-0.96, 0, 1, 0, 0, 0], 2 * FUNCTION)  # the job is missing
+    assert_close(x[2], [-0.92, 0, 0, 1, 0, 0], 2 * FUNCTION)  # the job is not declared
+    np.testing.assert_allclose(x[-1], [1, 0, 0, 1, 0, 0])  # 196 years are clipped
     assert found.y_train[0] == 0 and found.y_train[-1] == 1
+    assert "33 in 'job'" in caplog.text and "pilot" not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -109,7 +112,7 @@ def test_other_rows_may_be_the_test_examples(table, tmp_path):
     (tmp_path / "test.csv").write_text("income,id,job,age\nhigh,7,pilot,50\n")
     found = own_data.load(Experiment(**table | {"test": f"{tmp_path}/test.csv"}))
     assert len(found.y_train) == 100
-    np.testing.assert_allclose(found.x_test, [[0, 0, 0, 0, 1, 0]])
+    np.testing.assert_allclose(found.x_test, [[0, 0, 0, 1, 0, 0]])
 
 
 def test_a_training_on_a_table_resumes_in_the_middle_of_an_epoch(table, tmp_path):
@@ -123,6 +126,16 @@ def test_a_training_on_a_table_resumes_in_the_middle_of_an_epoch(table, tmp_path
     assert result.run.sampling.num_examples == 80
     assert Experiment(**record["settings"]) == experiment
     assert "public" in (tmp_path / "r" / "model_card.md").read_text()
+    columns = {
+        "age": tf.constant([np.nan, 4.0, 196.0]),
+        "job": tf.constant(["teacher", "pilot", ""]),
+    }
+    release = keras.models.load_model(tmp_path / "r" / "model.keras")
+    encoded = np.array([[0, 1, 0, 0, 1, 0], [-0.92, 0, 0, 1, 0, 0], [1, 0, 1, 0, 0, 0]])
+    found, wanted = (
+        f.predict(g, verbose=0) for f, g in ((release, columns), (result.model, encoded))
+    )
+    assert_close(found, wanted, terms_of(result.model, 6))
 
 
 def test_a_lot_is_no_larger_than_the_data(table):

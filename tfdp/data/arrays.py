@@ -5,7 +5,7 @@ floats of any precision become `keras.config.floatx()` in a lot. None stands for
 that is absent, as in Keras.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,12 @@ def each_array(function: Callable, values: Any) -> Any:
 def all_arrays(values: Any) -> list:
     """The arrays in a structure, without None."""
     return [leaf for leaf in tf.nest.flatten(values) if leaf is not None]
+
+
+def with_arrays(values: Any, arrays: Iterable) -> Any:
+    """A structure with other arrays in the places of its own, in the order of `all_arrays`."""
+    left = iter(arrays)
+    return each_array(lambda _: next(left), values)
 
 
 def in_floatx(values: Any) -> Any:
@@ -112,21 +118,25 @@ def _is_series(value: Any) -> bool:
     return "pandas.core.series.Series" in kinds or "pandas.Series" in kinds
 
 
-def common_length(x: Any, y: Any) -> int:
-    """The number of rows of all arrays in `x` and `y`; ValueError if they differ or there is none."""
-    lengths = {leaf.shape[0] for leaf in all_arrays((x, y))}
+def common_length(x: Any, y: Any = None, sample_weight: Any = None) -> int:
+    """The number of rows of all arrays; ValueError if they differ or `x` has none."""
+    lengths = {leaf.shape[0] for leaf in all_arrays((x, y, sample_weight))}
     if not all_arrays(x):
         raise ValueError(
             "Invalid value received for argument `x`. Expected at least one array. Received None. An "
             "input that is not optional needs an array."
         )
     if len(lengths) != 1:
-        shapes = each_array(lambda leaf: leaf.shape, {"x": x, "y": y})
+        given = {"x": x, "y": y, "sample_weight": sample_weight}
+        shapes = {name: _shapes(values) for name, values in given.items() if values is not None}
         raise ValueError(
-            "Invalid value received for arguments `x` and `y`. Expected arrays with the same first "
-            f"dimension. Received the shapes: {shapes}"
+            f"Expected arrays with the same first dimension. Received shapes {shapes}."
         )
     return lengths.pop()
+
+
+def _shapes(values):
+    return each_array(lambda leaf: tuple(leaf.shape), values)
 
 
 def texts_as_tensors(values: Any) -> Any:
@@ -139,40 +149,12 @@ def texts_as_tensors(values: Any) -> Any:
     return each_array(converted, values)
 
 
-def as_weights(sample_weight: Any, num_examples: int) -> Any:
-    """Checks sample weights and returns them as float32.
-
-    Args:
-        sample_weight: None for ones; an array (N,), (N, 1) or (N, tokens, ...); or a structure like
-            the targets of such arrays, or of None for a target without weights.
-        num_examples: N.
-
-    Returns:
-        An array (N,) or (N, tokens, ...), or a structure of them.
-
-    Raises:
-        ValueError: a weight is not finite or below 0, or its array has another number of rows.
-    """
-    if sample_weight is None:
-        return np.ones(num_examples, np.float32)
-    weights = as_arrays(sample_weight, "sample_weight")
-    return tf.nest.map_structure(lambda leaf: _checked_weights(leaf, num_examples), weights)
-
-
-def _checked_weights(weights: Any, num_examples: int) -> np.ndarray:
-    if weights is None:
-        return np.ones(num_examples, np.float32)
+def as_weights(weights: Any) -> np.ndarray:
+    """Sample weights as float32, [rows] or [rows, tokens, ...]; ValueError for one that is invalid."""
     weights = np.asarray(weights, np.float32)
-    if weights.shape[0] != num_examples:
-        raise ValueError(
-            "Invalid value received for argument `sample_weight`. Expected shape "
-            f"({num_examples},), or weights of tokens whose first dimension is {num_examples}. "
-            f"Received shape: {weights.shape}"
-        )
     wrong = ~(np.isfinite(weights) & (weights >= 0))
     if wrong.any():
         raise ValueError(
-            "Invalid value received for argument `sample_weight`. Expected finite weights of at "
-            f"least 0. Received: {weights[wrong][0]}"
+            f"Expected finite sample weights of at least 0. Received: {weights[wrong][0]}"
         )
     return weights[:, 0] if weights.shape[1:] == (1,) else weights

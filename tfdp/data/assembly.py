@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
-from tfdp.data.arrays import each_array
+from tfdp.data.arrays import as_weights
 from tfdp.data.examples import at_places, conformed
 from tfdp.data.mapping import RowFunction
 from tfdp.data.people import People
@@ -30,8 +31,9 @@ class Assembly:
         available: number of examples (or people) that units consist of.
         unit_size: number of neighbours in a unit.
         augmentations: number of views of each example.
-        people: whose each example is, where units are people; or None.
+        people: the person of each example, where units are people; or None.
         functions: what is applied to each example.
+        weights_of: gives the weights of targets [rows, ...], in place of weights of the source.
     """
 
     source: Source
@@ -40,6 +42,7 @@ class Assembly:
     augmentations: int = 1
     people: People | None = None
     functions: tuple[RowFunction, ...] = ()
+    weights_of: Callable[[Any], np.ndarray] | None = None
 
     @property
     def views(self) -> int:
@@ -88,20 +91,22 @@ class Assembly:
         else:
             taken = np.full(rows, indices[present[0]] if len(present) else 0)
             taken[present] = indices[present]
-            x, y, weight = self.source.take(taken)
+            x, y, weight = self.source.rows(taken)
         if spec is not None:
             x, y = conformed((x, y), spec[:2], int(indices[present[0]]) if len(present) else 0)
         share = np.zeros(rows, np.float32)
         share[present] = scale[present]
-        if weight is None:
-            return x, y, share
-        return x, y, each_array(lambda leaf: _weighted(leaf, share), weight)
+        if self.weights_of is not None:
+            if weight is not None:
+                raise ValueError("Expected class_weight or sample_weight. Received both.")
+            weight = self.weights_of(y)
+        return x, y, tf.nest.map_structure(lambda leaf: _weighted(leaf, share), weight)
 
     def examples(self, indices: np.ndarray) -> tuple:
         """Examples (x, y, sample_weight) with all functions applied, in their first view."""
         if self.functions:
             return self._mapped(indices, np.zeros_like(indices), bytes(16), 0)
-        return self.source.take(indices)
+        return self.source.rows(indices)
 
     def _of_people(self, people, secret):
         """The examples of people, -1 where one has fewer than k, and their weights."""
@@ -140,10 +145,8 @@ def _seeds(hashes):
     return (parts & np.uint64(0x7FFFFFFF)).astype(np.int32)
 
 
-def _weighted(weights: np.ndarray, share: np.ndarray) -> np.ndarray:
-    weights = weights.astype(np.float32, copy=False)
-    if not (np.isfinite(weights) & (weights >= 0)).all():
-        raise ValueError("A sample weight of the source is negative, infinite or NaN.")
-    if weights.shape[1:] == (1,):
-        weights = weights[:, 0]
+def _weighted(weights: np.ndarray | None, share: np.ndarray) -> np.ndarray:
+    if weights is None:
+        return share
+    weights = as_weights(weights)
     return weights * share.reshape(-1, *[1] * (weights.ndim - 1))

@@ -1,8 +1,8 @@
 """Calls of Python by the threads of `tf.data`: the errors in them, and the end of the process.
 
-TensorFlow makes a text of an exception, so the exception itself is kept for whoever reads the data. A
-thread that calls Python after Python's end never returns, and TensorFlow waits for it, so the process
-ends when no call runs, and later ones fail.
+TensorFlow turns an exception into a text, so the exception itself is kept for the reader of the data. A
+thread that calls Python after Python's end never returns, and TensorFlow waits for it; so the process
+waits for running calls when it ends, and refuses later ones.
 """
 
 import atexit
@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-# Seconds without a call after which a thread of `tf.data` has stopped, since its buffer is full.
+# After so many seconds without a call, the buffers are full and no thread of `tf.data` calls any more.
 _QUIET = 0.05
 
 

@@ -6,7 +6,7 @@ a release that the accounting does not include.
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +30,7 @@ class Dataset:
         input_shape: shape of one example; () for texts.
         source: where the data comes from.
         preprocessing: one sentence that describes the preprocessing.
+        encoder: of a table, the Keras model from its columns to the inputs; else None.
 
     Example:
         >>> import tfdp
@@ -49,9 +50,10 @@ class Dataset:
     input_shape: tuple[int, ...]
     source: str
     preprocessing: str
+    encoder: Any = None
 
 
-DATASETS: dict[str, Spec | None] = {
+DATASETS: dict[str, Spec] = {
     # A small corpus of news for a language model: the test split, cut into two parts.
     "ag_news_characters": Spec(
         (79,),
@@ -73,7 +75,7 @@ DATASETS: dict[str, Spec | None] = {
     ),
     "cifar10": Spec((32, 32, 3), 10, "https://www.cs.toronto.edu"),
     "cifar100": Spec((32, 32, 3), 100, "https://www.cs.toronto.edu"),
-    "digits": None,  # in digits.npz
+    "digits": Spec((8, 8, 1), 10, ""),  # in digits.npz
     # The labels of GLUE's test split are withheld; its validation split is the usual test set.
     "glue/sst2": Spec(
         (), 2, "https://dl.fbaipublicfiles.com", test_split="validation", text=("sentence",)
@@ -92,27 +94,6 @@ DATASETS: dict[str, Spec | None] = {
     ),
     "mnist": Spec((28, 28, 1), 10, "https://storage.googleapis.com"),
 }
-
-
-def kind_of(name: str) -> str | None:
-    """Returns what the examples of a dataset are, as far as it is known before they are read.
-
-    Returns:
-        "images"; "rows" of bytes, whose labels are the next bytes; "texts"; or None for a data set of
-        `tensorflow_datasets` that is not in `DATASETS`.
-    """
-    if name not in DATASETS:
-        return None
-    spec = DATASETS[name]
-    return "images" if spec is None else spec.kind
-
-
-def input_shape(name: str) -> tuple[int, ...] | None:
-    """Returns the shape of one example of a dataset; () for texts, None where it is not known yet."""
-    if name not in DATASETS:
-        return None
-    spec = DATASETS[name]
-    return (8, 8, 1) if spec is None else spec.input_shape
 
 
 def check_name(name: str) -> None:
@@ -135,18 +116,16 @@ def load(
     *,
     train_split: str | None = None,
     test_split: str | None = None,
-    text_features: Sequence[str] = (),
 ) -> Dataset:
     """Loads a dataset, and downloads it first if it is not prepared on this machine.
 
     Args:
         name: a key of `DATASETS`, or any other name of `tensorflow_datasets` whose data have a class
-            label and an image or texts. "digits" needs neither files nor a network.
+            label and an image or one text. "digits" needs neither files nor a network.
         data_dir: folder in which `tensorflow_datasets` keeps prepared data; by default the value of
             the environment variable TFDS_DATA_DIR, and without that ~/tensorflow_datasets.
         train_split, test_split: other splits than the usual ones, or parts of them, in the notation
             of `tensorflow_datasets`: "train[:6000]", "test[80%:]".
-        text_features: the features that are joined to one text; none takes the usual ones.
 
     Returns:
         The `Dataset`.
@@ -162,13 +141,10 @@ def load(
         >>> digits.x_train.shape, digits.x_train.min(), digits.x_train.max()
         ((1437, 8, 8, 1), np.float32(-1.0), np.float32(1.0))
     """
-    spec = _spec(name, data_dir, text_features)
-    if spec is None:
-        if train_split or test_split or text_features:
-            raise ValueError(
-                "Expected no other splits and no features of 'digits', which is embedded with one "
-                f"split. Received {train_split or test_split or text_features!r}. Leave it out."
-            )
+    spec = _spec(name, data_dir)
+    if name == "digits":
+        if given := train_split or test_split:
+            raise ValueError(f"'digits' has one fixed split. Leave out {given!r}.")
         return _digits()
     builder = prepared(spec.builder or name, data_dir, spec.host)
     usual_test = spec.test_split or ("test" if "test" in builder.info.splits else "validation")
@@ -217,7 +193,7 @@ def load_split(name: str, split: str, data_dir: str | None = None) -> tuple[np.n
     """
     spec = _spec(name, data_dir)
     split = text("split", split)
-    if spec is None:
+    if name == "digits":
         data = _digits()
         splits = {"train": (data.x_train, data.y_train), "test": (data.x_test, data.y_test)}
         if split not in splits:
@@ -257,18 +233,13 @@ def cut_bytes(texts: list[bytes], length: int) -> np.ndarray:
     return np.frombuffer(kept, np.uint8).reshape(-1, length).astype(np.int32)
 
 
-def _spec(name: str, data_dir: str | None = None, text_features: Sequence[str] = ()) -> Spec | None:
-    """Returns what is known about a dataset; None for the digits."""
+def _spec(name: str, data_dir: str | None) -> Spec:
+    """Returns what is known about a dataset before an example of it is read."""
     if isinstance(name, str) and name in DATASETS:
-        spec = DATASETS[name]
-        if spec is None or not text_features:
-            return spec
+        return DATASETS[name]
     if not isinstance(name, str) or name.partition("/")[0] not in listed_names():
         one_of("name", name, sorted(DATASETS), remedy="Or use a name of tensorflow_datasets.")
-    known = DATASETS.get(name)
-    builder = builder_of((known and known.builder) or name, data_dir)
-    found = described(name, builder.info.features, text_features)
-    return found if known is None else dataclasses.replace(known, text=found.text)
+    return described(name, builder_of(name, data_dir).info.features)
 
 
 def _to_unit_ball(pixels: np.ndarray, largest: int) -> np.ndarray:

@@ -26,39 +26,29 @@ def stacked(examples: Sequence[tuple], indices: np.ndarray) -> tuple:
     for index, example in zip(indices, examples, strict=True):
         if (other := _form(example)) != form:
             raise ValueError(
-                f"Row {index} of the source has the entries {other}, and row {indices[0]} has {form}. "
-                "Give all rows the same entries, in the source or by map(f)."
+                f"Row {index} of the source has the form {other}, and row {indices[0]} has {form}. "
+                "Give all rows the same entries and shapes, in the source or by map(f)."
             )
-    columns: list = []
-    for values in zip(*map(tf.nest.flatten, examples), strict=True):
-        if values[0] is None:
-            columns.append(None)
-            continue
-        arrays = [as_value(value) for value in values]
-        for index, array in zip(indices, arrays, strict=True):
-            if shape_of(array) != shape_of(arrays[0]):
-                raise ValueError(
-                    f"Row {index} of the source has shape {shape_of(array)}, and row {indices[0]} has "
-                    f"shape {shape_of(arrays[0])}. Give all rows one shape, in the source or by map(f)."
-                )
-        columns.append(in_lots(stack(arrays)))
+    columns = [
+        None if values[0] is None else in_lots(_stack([*map(as_value, values)]))
+        for values in zip(*map(tf.nest.flatten, examples), strict=True)
+    ]
     return tf.nest.pack_sequence_as(examples[0], columns)
 
 
 def _form(example):
-    """The names and places of the values of an example, and which are texts or absent."""
+    """The entries of an example with their kinds and shapes, as errors show them."""
     if isinstance(example, dict):
         return {name: _form(example[name]) for name in sorted(example)}
     if isinstance(example, tuple):
         return tuple(map(_form, example))
-    return None if example is None else _TEXT if _is_text(example) else _NUMBERS
+    if example is None:
+        return None
+    return _Word(f"{'texts' if _is_text(example) else 'numbers'} of shape {shape_of(example)}")
 
 
 class _Word(str):
     __repr__ = str.__str__
-
-
-_TEXT, _NUMBERS = _Word("text"), _Word("numbers")
 
 
 def _is_text(value) -> bool:
@@ -137,8 +127,7 @@ def shape_of(value: Any) -> tuple:
     return () if isinstance(value, bytes | str) else tuple(np.shape(value))
 
 
-def stack(values: Sequence) -> np.ndarray:
-    """Stacks values of `as_value`, which have one shape."""
+def _stack(values: Sequence) -> np.ndarray:
     return np.array(values, object) if isinstance(values[0], bytes | str) else np.stack(values)
 
 

@@ -8,8 +8,7 @@ import importlib
 import os
 import pathlib
 import re
-import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -17,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._validate import one_of
+from tfdp.data.reading import read_blocks
 from tfdp.data.sources import Records, Source, as_source
 
 
@@ -216,21 +216,19 @@ def from_parquet(
     *,
     label: str | None = None,
     keys: Any = None,
-    arrays: str | None = None,
+    cache: str | os.PathLike | None = None,
     missing: Mapping[str, Any] | None = None,
 ) -> Source:
     """Returns a source of the rows of Parquet files.
 
-    Parquet can only be read in groups of rows, so the columns are read once: into memory, or into
-    memory-mapped arrays of NumPy. Larger tables with texts: `datasets.Dataset.from_parquet` of Hugging
-    Face maps them into memory, and is a source.
+    Parquet can only be read in groups of rows, so columns are read once: into memory, or into files.
+    `datasets.Dataset.from_parquet` of Hugging Face is a source of larger tables with texts.
 
     Args:
         path: a file, a list of files, or a folder of them; what pyarrow takes.
         label: name of the column of targets; all others are inputs, in a dictionary of arrays.
         keys: instead of `label`: the names of x, (x, y) or (x, y, sample_weight), in structures.
-        arrays: folder for the memory-mapped arrays, of numbers only. If it exists, the arrays in it are
-            used: remove it when the Parquet files change.
+        cache: the folder of `cached`, for columns of numbers; None keeps them in memory.
         missing: for names of columns, what stands for a missing value: a public constant.
 
     Raises:
@@ -245,10 +243,10 @@ def from_parquet(
         >>> tfdp.data.from_parquet(path, keys=("x", "y")).rows(np.array([1]))[:2]
         (array([[3., 4.]], dtype=float32), array([1]))
     """
-    return _from_table(path, "parquet", label, keys, arrays, missing)
+    return _from_table(path, "parquet", label, keys, cache, missing)
 
 
-def _from_table(path, kind, label, keys, arrays, missing) -> Source:
+def _from_table(path, kind, label, keys, cache, missing) -> Source:
     table = importlib.import_module("pyarrow.dataset").dataset(path, format=kind)
     names = dict.fromkeys(table.schema.names)
     if keys is None:
@@ -260,30 +258,20 @@ def _from_table(path, kind, label, keys, arrays, missing) -> Source:
     for name in wanted:
         remedy = "Check the name, and the separator of a CSV file."
         one_of("label" if name == label else "keys", name, names, remedy=remedy)
-    if arrays is None:
-        columns = _read(table, wanted, lambda _, shape, dtype: np.empty(shape, dtype), missing)
-    else:
-        columns = _mapped(table, wanted, pathlib.Path(arrays), missing)
+    columns = read_blocks(_blocks(table, wanted, missing or {}), cache, table.count_rows())
     return as_source(columns, keys=keys)
 
 
-def _read(table, names: list[str], make: Callable, missing) -> dict[str, np.ndarray]:
-    """Reads columns, batch by batch, into the arrays that `make(name, shape, dtype)` gives."""
-    columns: dict[str, np.ndarray] = {}
-    rows, start = table.count_rows(), 0
+def _blocks(table, names: list[str], missing: Mapping[str, Any]) -> Iterator[dict[str, np.ndarray]]:
+    start = 0
     for batch in table.to_batches(columns=names):
-        for name in names:
-            column = batch.column(name)
-            if column.null_count and name in (missing or ()):
-                column = column.fill_null(missing[name])
-            block = _array(column, name, start)
-            if name not in columns:
-                columns[name] = make(name, (rows, *block.shape[1:]), block.dtype)
-            _fill(columns[name], block, name, start)
+        columns = {name: batch.column(name) for name in names}
+        for name in missing.keys() & columns.keys():
+            if columns[name].null_count:
+                columns[name] = columns[name].fill_null(missing[name])
+        if batch.num_rows:
+            yield {name: _array(column, name, start) for name, column in columns.items()}
         start += batch.num_rows
-    if not start:
-        raise ValueError("The table has no rows.")
-    return columns
 
 
 def _array(column, name, start) -> np.ndarray:
@@ -306,41 +294,3 @@ def _array(column, name, start) -> np.ndarray:
         )
     values = _array(column.flatten(), name, start)
     return values.reshape(len(column), -1, *values.shape[1:])
-
-
-def _fill(column, block, name, start):
-    if block.shape[1:] != column.shape[1:]:
-        raise ValueError(
-            f"Column {name!r} has rows of shape {block.shape[1:]} from row {start} on, and of shape "
-            f"{column.shape[1:]} before. Expected lists of one length."
-        )
-    column[start : start + len(block)] = block
-
-
-def _mapped(table, names, folder: pathlib.Path, missing) -> dict[str, np.ndarray]:
-    """Memory-mapped arrays of columns; a conversion that was interrupted leaves no folder."""
-    files = {name: f"{urllib.parse.quote(name, safe='')}.npy" for name in names}
-    if not folder.exists():
-        partial = folder.with_name(f"{folder.name}.partial")
-        partial.mkdir(parents=True, exist_ok=True)
-
-        def make(name, shape, dtype):
-            if dtype.hasobject:
-                raise ValueError(
-                    f"Column {name!r} has texts, which cannot be mapped. Leave `arrays` out, or use "
-                    "datasets.Dataset.from_parquet."
-                )
-            return np.lib.format.open_memmap(partial / files[name], "w+", dtype, shape)
-
-        _read(table, names, make, missing)
-        partial.rename(folder)
-    columns = {}
-    for name, file in files.items():
-        if not (folder / file).exists():
-            raise ValueError(f"{str(folder)!r} has no column {name!r}. Remove the folder.")
-        columns[name] = np.load(folder / file, mmap_mode="r")
-    if (found := len(columns[name])) != (rows := table.count_rows()):
-        raise ValueError(
-            f"{str(folder)!r} has {found} rows, and the table has {rows}. Remove the folder."
-        )
-    return columns

@@ -21,25 +21,33 @@ first row if the lot is empty) with a sample weight of zero, and an example of w
 import dataclasses
 import functools
 import os
+import time
 from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 from tensorflow.autograph.experimental import do_not_convert
 
 from tfdp._validate import whole
-from tfdp.data.arrays import all_arrays, each_array
+from tfdp.data.arrays import all_arrays, with_arrays
 from tfdp.data.assembly import Assembly
 from tfdp.data.calls import Calls
 from tfdp.data.examples import spec_of
-from tfdp.data.mapping import RowFunction, weighted_row
+from tfdp.data.mapping import RowFunction
 from tfdp.data.people import People
 from tfdp.data.schemes import Scheme
-from tfdp.data.sources import Source, Weighted
+from tfdp.data.sources import Source
 from tfdp.data.words import PEOPLE, VIEWS, Words
 
 # Lots are padded to a multiple of this number of rows if no physical batch size is given.
 _ROUNDING = 8
+# Seconds to read a lot above which there is a warning.
+_SLOW = 0.5
+_SLOW_LOT = (
+    "A lot of %d examples took %.1f s to read. If rows come in blocks or are slow to decode, write "
+    "them once: tfdp.data.cached(source, folder)."
+)
 
 
 class Lots:
@@ -109,17 +117,16 @@ class Lots:
         people: People | None = None,
     ):
         augmentations = whole("augmentations", augmentations, 1)
-        self.scheme, self.process_id = scheme, os.getpid()
+        self._scheme, self.process_id = scheme, os.getpid()
         self._assembly = Assembly(source, scheme.available, scheme.unit_size, augmentations, people)
         seed = whole("seed", seed, 0, optional=True)
-        self.seeded = seed is not None
+        self._seeded = seed is not None
         self._words = Words.of_seed(seed)
         # What random functions draw is as secret as the noise, so no seed makes it known.
         self._view_words = Words.of_seed(None)
         self._calls = Calls()
         self._row_multiple = whole("row_multiple", row_multiple, 1, optional=True)
         self._set_sizes(whole("physical_batch_size", physical_batch_size, 1, optional=True))
-        self._closed = True
 
     def _set_sizes(self, physical_batch_size):
         unit = self.scheme.unit_size * self.views
@@ -139,14 +146,6 @@ class Lots:
         self.physical_batch_size = min(physical_batch_size, round_up(rows, _ROUNDING * self.views))
         self.padded_size = round_up(rows, self.physical_batch_size)
 
-    def __setattr__(self, name, value):
-        if self.__dict__.get("_closed"):
-            raise AttributeError(
-                f"Lots.{name} says how lots are drawn, and the accounting relies on it, so it cannot "
-                "be assigned. Call make_lots(...) with other arguments."
-            )
-        super().__setattr__(name, value)
-
     def __reduce__(self):
         raise TypeError(
             "Lots hold the secret that they are drawn with, and a copy would draw the same ones again. "
@@ -160,6 +159,8 @@ class Lots:
             f"seeded={self.seeded})"
         )
 
+    scheme = property(lambda self: self._scheme)
+    seeded = property(lambda self: self._seeded)
     sampling = property(lambda self: self.scheme.sampling)
     num_examples = property(lambda self: self.scheme.num_examples)
     available_examples = property(lambda self: self.scheme.available)
@@ -223,9 +224,7 @@ class Lots:
             >>> next(iter(lots.as_dataset()))[2].numpy().tolist()
             [1.0, 3.0, 1.0, 3.0]
         """
-        if self.mapped:
-            return self.map(lambda example: weighted_row(example, weights_of), python=True)
-        return self._with(source=Weighted(self.source, weights_of))
+        return self._with(weights_of=weights_of)
 
     def _with(self, **changes) -> "Lots":
         lots = object.__new__(Lots)
@@ -306,7 +305,7 @@ class Lots:
             turn: the group that the first lot comes from, if groups take turns.
             start: number of lots that are left out at the beginning.
             order: secret of `new_order`, with which every iterator draws the same lots, for a training
-                that goes on in another process. None gives every iterator draws of its own.
+                that is resumed in another process. None gives every iterator draws of its own.
 
         Returns:
             A `tf.data.Dataset` with this object as its attribute `tfdp_lots`.
@@ -327,8 +326,7 @@ class Lots:
             return all_arrays(lot)
 
         def packed(*columns):
-            left = iter(columns)
-            return each_array(lambda _: next(left), spec)
+            return with_arrays(spec, columns)
 
         dataset = self._computed(rows, all_arrays(spec), turn, start, order, packed)
         # Declares that the dataset is infinite, so that a trainer can require a number of steps.
@@ -356,7 +354,13 @@ class Lots:
             return np.int64(words.new_stream())
 
         def columns_of(stream, step):
-            return self._calls.call(lot, int(stream), int(step), words)
+            began = time.perf_counter()
+            columns = self._calls.call(lot, int(stream), int(step), words)
+            seconds = time.perf_counter() - began
+            # The first lot of an iterator opens files and traces functions.
+            if step > start and seconds > _SLOW and self.in_memory() is None:
+                logging.log_first_n(logging.WARNING, _SLOW_LOT, 1, self.lot_size, seconds)
+            return columns
 
         def compute(stream, step):
             columns = tf.numpy_function(columns_of, [stream, step], [spec.dtype for spec in specs])

@@ -1,19 +1,17 @@
 """`make_lots`: lots of a named sampling scheme from arrays or any other source of examples."""
 
+import dataclasses
 import os
-import time
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
-from absl import logging
 
 from tfdp._validate import one_of
 from tfdp.data.lots import Lots
 from tfdp.data.people import People
 from tfdp.data.reading import read_dataset
 from tfdp.data.schemes import SCHEMES
-from tfdp.data.sources import Source, as_source
+from tfdp.data.sources import as_source
 
 
 def make_lots(
@@ -65,7 +63,7 @@ def make_lots(
         cache: folder for the examples of a `tf.data.Dataset`; None keeps them in memory.
         augmentations: K, number of views of each example, which `Lots.map` makes: their gradients are
             averaged, and the average is clipped (De et al. 2022, section 3.2). Rows count views.
-        privacy_ids: whose each example is: an integer or text for each. Then people are drawn; N, L and
+        privacy_ids: the person of each example, as integers or texts. Then people are drawn; N, L and
             `nominal_examples` count people, and the guarantee is one for a person.
         examples_per_person: k, with `privacy_ids`: the largest number of a person's examples in a lot,
             chosen at random; they are averaged and clipped as one.
@@ -90,33 +88,24 @@ def make_lots(
         ('fixed_size', 8)
     """
     one_of("sampling", sampling, SCHEMES)
-    if (groups is None) == (sampling == "cyclic_poisson"):
+    kind = SCHEMES[sampling]
+    given = {"groups": groups, "nominal_examples": nominal_examples, "keep_last": keep_last or None}
+    own = {name: value for name, value in given.items() if value is not None}
+    if foreign := sorted(own.keys() - {field.name for field in dataclasses.fields(kind)}):
         raise ValueError(
-            "Invalid value received for argument `groups`. Expected an integer with sampling "
-            f"'cyclic_poisson', and None with any other. Received: {groups!r} with {sampling!r}"
+            f"Sampling {sampling!r} has no setting `{foreign[0]}`. Leave it out, or use sampling "
+            f"'{_SAMPLING_OF[foreign[0]]}'."
         )
-    if nominal_examples is not None and sampling != "poisson":
-        raise ValueError(
-            "Invalid value received for argument `nominal_examples`. Expected None with sampling "
-            f"{sampling!r}, whose lots depend on the real number of examples. Received: "
-            f"{nominal_examples}. Use sampling 'poisson', or leave it out."
-        )
-    if keep_last and sampling != "cyclic":
-        raise ValueError(f"keep_last goes with sampling 'cyclic'. Received it with {sampling!r}.")
+    if sampling == "cyclic_poisson" and groups is None:
+        raise ValueError("Sampling 'cyclic_poisson' needs `groups`, the number of groups.")
     if isinstance(x, tf.data.Dataset):
         x = read_dataset(x, cache)
     elif cache is not None:
         raise ValueError("cache goes with a tf.data.Dataset. Leave it out.")
     source = as_source(x, y, sample_weight)
-    _warn_if_blocked(source, lot_size)
     people = _people(privacy_ids, examples_per_person, len(source))
-    own = {"groups": groups, "nominal_examples": nominal_examples, "keep_last": keep_last or None}
-    scheme = SCHEMES[sampling](
-        available=len(source) if people is None else people.count,
-        lot_size=lot_size,
-        unit_size=microbatch_size,
-        **{name: value for name, value in own.items() if value is not None},
-    )
+    available = len(source) if people is None else people.count
+    scheme = kind(available=available, lot_size=lot_size, unit_size=microbatch_size, **own)
     return Lots(
         scheme,
         source,
@@ -128,36 +117,16 @@ def make_lots(
     )
 
 
-def _warn_if_blocked(source: Source, lot_size: int) -> None:
-    """Warns of a source whose rows come in blocks, each of which is read for a single row."""
-    rows = min(_TRIED, len(source))
-    if source.in_memory() is not None or rows < _TRIED:
-        return
-    times = []
-    for indices in (np.arange(rows), np.arange(rows), np.arange(rows) * (len(source) // rows)):
-        started = time.perf_counter()
-        source.read(indices)
-        times.append(time.perf_counter() - started)
-    _, together, apart = times  # the first one opened files
-    if apart > 0.02 and apart > 5 * together:
-        logging.warning(
-            "A lot of %d rows may take %.1f s to read: rows of this source come in blocks, and "
-            "%d rows from all over it took %.2f s, and %.3f s from one place. Write them once, as "
-            "arrays: tfdp.data.cached(source, folder).",
-            *(lot_size, apart / rows * lot_size, rows, apart, together),
-        )
-
-
-# Number of rows that are read to see whether rows come in blocks.
-_TRIED = 32
+# The sampling scheme that a setting belongs to.
+_SAMPLING_OF = {"groups": "cyclic_poisson", "nominal_examples": "poisson", "keep_last": "cyclic"}
 
 
 def _people(privacy_ids, examples_per_person, rows) -> People | None:
     if (privacy_ids is None) != (examples_per_person is None):
         missing = "privacy_ids" if privacy_ids is None else "examples_per_person"
         raise ValueError(
-            f"{missing} is missing. privacy_ids says whose each example is, and examples_per_person=4, "
-            "say, how many of a person's examples enter a lot at most. Pass both or none."
+            f"{missing} is missing. privacy_ids names the person of each example, and "
+            "examples_per_person limits a person's examples in a lot. Pass both or none."
         )
     if privacy_ids is None:
         return None

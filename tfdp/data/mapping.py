@@ -11,13 +11,12 @@ import inspect
 import itertools
 import os
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp.data.arrays import each_array
+from tfdp.data.arrays import all_arrays, each_array, with_arrays
 from tfdp.data.examples import (
     as_value,
     in_lots,
@@ -85,35 +84,29 @@ class RowFunction:
 
     @functools.cached_property
     def _traced(self):
-        return tf.function(self._called, reduce_retracing=True)
+        return tf.function(self._called, reduce_retracing=True, autograph=False)
 
     @functools.cached_property
     def _of_rows(self):
-        """The function of stacked rows and their seeds, as one graph."""
+        """The function of stacked rows and their seeds, as one graph: a loop over the rows."""
 
         @functools.partial(tf.function, reduce_retracing=True, autograph=False)
         def of_rows(rows, seeds):
-            dataset = tf.data.Dataset.from_tensor_slices((rows, seeds))
+            one = each_array(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), (rows, seeds))
             try:
-                dataset = dataset.map(self._called, num_parallel_calls=_PARALLEL)
+                made = self._traced.get_concrete_function(*one).structured_outputs
             except Exception as error:
                 error.add_note(_NOT_TRACED)
                 raise
-            options = tf.data.Options()
-            options.autotune.enabled = False
-            options.experimental_optimization.apply_default_optimizations = False
-            number = tf.shape(seeds, tf.int64)[0]
-            return dataset.batch(number).with_options(options).get_single_element()
+            columns = tf.map_fn(
+                lambda row: all_arrays(self._traced(*with_arrays(one, row))),
+                all_arrays((rows, seeds)),
+                fn_output_signature=[tf.TensorSpec(c.shape, c.dtype) for c in all_arrays(made)],
+                parallel_iterations=_PARALLEL,
+            )
+            return with_arrays(made, columns)
 
         return of_rows
-
-
-def weighted_row(example: Any, weights_of: Callable[[Any], np.ndarray]) -> tuple:
-    """Returns one example (x, y) with the weight of its targets, as `sources.Weighted` gives rows."""
-    x, y, weight = keras.utils.unpack_x_y_sample_weight(example)
-    if weight is not None:
-        raise ValueError("Expected class_weight or sample_weight. Received both.")
-    return x, y, np.asarray(weights_of(y[None]), np.float32)[0]
 
 
 # Number of rows that one graph works on at the same time.

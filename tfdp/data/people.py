@@ -14,11 +14,10 @@ from tfdp.data.permutation import siphash
 
 
 class People:
-    """Whose each example is.
+    """The person of each example.
 
     Args:
-        privacy_ids: one value for each example, equal for the examples of one person: integers or texts
-            of shape [N].
+        privacy_ids: integers or texts of shape [N], equal for the examples of one person.
         max_examples: k, the largest number of a person's examples in one lot.
 
     Attributes:
@@ -97,11 +96,11 @@ def split_people(privacy_ids: Any, fraction: float, seed: int = 0) -> tuple[np.n
 
     Args:
         privacy_ids: as for `make_lots`.
-        fraction: share of the people that are held out, in (0, 1).
-        seed: decides who they are.
+        fraction: share of the people to hold out, in (0, 1).
+        seed: of the choice of these people.
 
     Returns:
-        The rows of the others, and of the people that are held out, int64 in increasing order.
+        The rows to train on and the rows that are held out, int64 in increasing order.
 
     Example:
         >>> import tfdp

@@ -1,4 +1,4 @@
-"""What `tensorflow_datasets` has prepared on this machine: its splits, and the examples in them."""
+"""Data sets that `tensorflow_datasets` has prepared on this machine: their splits and examples."""
 
 import itertools
 import os

@@ -1,14 +1,19 @@
-"""Data that are read once: a `tf.data.Dataset`, into memory or files, and other sources, into files."""
+"""Data that are read once, block by block: into memory, or into files that are mapped from there."""
 
+import contextlib
+import itertools
 import os
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfdp.data.arrays import all_arrays, each_array
-from tfdp.data.examples import dtype_in_lots, in_lots
+from tfdp.data.arrays import all_arrays, each_array, with_arrays
+from tfdp.data.examples import conformed, in_lots, spec_of
 from tfdp.data.sources import Columns, Source, as_source
 
+# Number of rows that are read together.
 _BLOCK = 1024
 
 
@@ -18,12 +23,11 @@ def read_dataset(dataset: tf.data.Dataset, cache: str | os.PathLike | None = Non
     Args:
         dataset: single examples x, (x, y) or (x, y, sample_weight), not batches, and without
             repetitions. What it draws (shuffling, augmentation) is drawn once.
-        cache: a folder for the examples, which are mapped into memory from there; it is made, and must
-            not hold an earlier cache. None keeps them in memory. Texts are always kept in memory.
+        cache: as the folder of `cached`; None keeps the examples in memory.
 
     Raises:
-        ValueError: the dataset has no end or no example, or its elements are batches.
-        FileExistsError: the folder exists.
+        ValueError: the dataset has no end or no example, its elements are batches, or the folder holds
+            other rows.
 
     Example:
         >>> import tensorflow as tf, tfdp
@@ -44,73 +48,104 @@ def read_dataset(dataset: tf.data.Dataset, cache: str | os.PathLike | None = Non
             "batches. dataset.unbatch() makes single examples."
         )
     blocks = dataset.batch(_BLOCK).as_numpy_iterator()
-    return _written(spec if isinstance(spec, tuple) else (spec,), blocks, cache)
+    columns = read_blocks(blocks, cache, int(dataset.cardinality()))
+    return Columns(*(columns if isinstance(spec, tuple) else (columns,)))
 
 
 def cached(source: Source, folder: str | os.PathLike) -> Columns:
-    """Writes the rows of a source once, and returns them as arrays that are mapped from the files.
+    """Writes the rows of a source to files once, and returns them as arrays mapped from these files.
 
-    This is for rows that come in blocks, such as compressed HDF5, and for decoding that is slow.
+    This is for rows that come in blocks, such as compressed HDF5, and for decoding that is slow. A
+    folder that was written earlier is used again.
 
     Args:
-        source: a source, or what `as_source` takes.
-        folder: is made, and must not exist.
+        source: a source of numbers, or what `as_source` takes.
+        folder: gets one `.npy` file for each array. Remove it when the rows change.
 
     Raises:
-        FileExistsError: the folder exists.
+        ValueError: the rows have texts; or the folder holds other rows, as its number of rows or the
+            first ones show.
 
     Example:
         >>> import numpy as np, tempfile, tfdp
         >>> source = tfdp.data.as_source(np.arange(10.0)).map(lambda x: 2 * x)
-        >>> rows = tfdp.data.cached(source, tempfile.mkdtemp() + "/rows")
+        >>> rows = tfdp.data.cached(source, tempfile.mkdtemp())
         >>> rows.rows(np.array([3]))[0], rows.in_memory() is None
         (array([6.], dtype=float32), True)
     """
     source = as_source(source)
     starts = range(0, len(source), _BLOCK)
-    ends = [*starts[1:], len(source)]
-    blocks = (source.rows(np.arange(*ends)) for ends in zip(starts, ends, strict=True))
-    first = source.rows(np.zeros(1, np.int64))
-    spec = each_array(lambda c: tf.TensorSpec(c.shape[1:], dtype_in_lots(c)), first)
-    return _written(spec, blocks, folder)
+    blocks = (source.rows(np.arange(len(source))[start : start + _BLOCK]) for start in starts)
+    return Columns(*read_blocks(blocks, folder, len(source)))
 
 
-def _written(spec, blocks, cache) -> Columns:
-    if cache is not None:
-        os.makedirs(cache)
-    columns = [_Column(leaf, cache, number) for number, leaf in enumerate(all_arrays(spec))]
+def read_blocks(blocks: Iterable, folder: str | os.PathLike | None, rows: int) -> Any:
+    """Reads structures of arrays, block by block.
+
+    Args:
+        blocks: structures of arrays [rows, ...]; all have the entries, shapes and types of the first.
+        folder: as in `cached`; None keeps the arrays in memory.
+        rows: number of all rows; negative if it is unknown.
+
+    Returns:
+        The structure of the arrays of all rows.
+    """
+    blocks = _conformed(blocks)
+    first = next(blocks, None)
+    if first is None:
+        raise ValueError("There are no rows.")
+    blocks = map(all_arrays, itertools.chain([first], blocks))
+    if folder is None:
+        return with_arrays(first, map(np.concatenate, zip(*blocks, strict=True)))
+    if any(column.dtype.hasobject for column in all_arrays(first)):
+        raise ValueError("Texts cannot be mapped from files. Make them numbers first, by map(f).")
+    if not os.path.isdir(folder) or not os.listdir(folder):
+        partial = f"{os.fspath(folder)}.partial"
+        os.makedirs(partial, exist_ok=True)
+        _write(all_arrays(first), blocks, partial)
+        os.rename(partial, folder)
+    arrays = [np.load(path, mmap_mode="r") for path in _paths(folder, len(all_arrays(first)))]
+    for array, column in zip(arrays, all_arrays(first), strict=True):
+        begins = array[: len(column)]
+        same = begins.dtype == column.dtype and begins.tobytes() == column.tobytes()
+        if not same or 0 <= rows != len(array):
+            raise ValueError(
+                f"{os.fspath(folder)!r} holds other rows. Remove it, or name another one."
+            )
+    return with_arrays(first, arrays)
+
+
+def _conformed(blocks) -> Iterator:
+    """Blocks with the types that they have in lots, and the form of the first one."""
+    spec, start = None, 0
     for block in blocks:
-        for column, values in zip(columns, all_arrays(block), strict=True):
-            column.add(values)
-    if not columns or not columns[0].count:
-        raise ValueError("The dataset has no example.")
-    left = iter(columns)
-    return Columns(*each_array(lambda _: next(left).finished(), spec))
+        block = each_array(in_lots, block)
+        spec = spec_of(block) if spec is None else spec
+        yield conformed(block, spec, start)
+        start += len(all_arrays(block)[0])
 
 
-class _Column:
-    """One array of all examples, in memory or in a file."""
+def _paths(folder, number) -> list[str]:
+    return [os.path.join(folder, f"{i}.npy") for i in range(number)]
 
-    def __init__(self, spec: tf.TensorSpec, cache, number: int):
-        self.count, self._shape = 0, tuple(spec.shape)
-        self._blocks: list[np.ndarray] = []
-        self._file = None
-        if cache is not None and spec.dtype != tf.string:
-            self._file = open(os.path.join(cache, f"{number}.bin"), "xb")  # noqa: SIM115
 
-    def add(self, values: np.ndarray) -> None:
-        """Appends a block of rows."""
-        self.count += len(values)
-        values = in_lots(values)
-        if self._file is None:
-            self._blocks.append(values)
-        else:
-            self._dtype = values.dtype
-            values.tofile(self._file)
+def _write(like, blocks, folder) -> None:
+    """Writes blocks of arrays; the number of their rows is known at the end only."""
+    with contextlib.ExitStack() as opened:
+        files = [opened.enter_context(open(path, "wb")) for path in _paths(folder, len(like))]
+        rows = 0
+        _write_headers(files, like, rows)
+        for block in blocks:
+            rows += len(block[0])
+            for file, column in zip(files, block, strict=True):
+                file.write(np.ascontiguousarray(column).data)
+        _write_headers(files, like, rows)
 
-    def finished(self) -> np.ndarray:
-        """Returns the array of all rows."""
-        if self._file is None:
-            return np.concatenate(self._blocks)
-        self._file.close()
-        return np.memmap(self._file.name, self._dtype, "r", shape=(self.count, *self._shape))
+
+def _write_headers(files, like, rows) -> None:
+    """Writes what a `.npy` file begins with; NumPy leaves room for a larger number of rows."""
+    for file, column in zip(files, like, strict=True):
+        header = np.lib.format.header_data_from_array_1_0(column)
+        file.seek(0)
+        header["shape"] = (rows, *column.shape[1:])
+        np.lib.format.write_array_header_1_0(file, header)

@@ -11,7 +11,7 @@ same whatever the rows are read from.
 import abc
 import dataclasses
 import functools
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -89,9 +89,14 @@ class Scheme(abc.ABC):
         """Number of units in a nominal lot."""
         return self.lot_size // self.unit_size
 
+    # The number of units in a lot, where it is random.
+    _count: ClassVar[Any] = None
+
     def usual_units(self) -> int:
         """Returns a number of units that is enough for every lot, or for nearly every random one."""
-        return self.units_of_lot
+        if self._count is None:
+            return self.units_of_lot
+        return max(1, self._count.exceeded_with(OVERFLOW_PROBABILITY))
 
     @abc.abstractmethod
     def draw(self, words: Words, stream: int, step: int, turn: int = 0) -> np.ndarray:
@@ -148,9 +153,6 @@ class Poisson(Scheme):
     def nominal(self) -> bool:
         return self.nominal_examples is not None
 
-    def usual_units(self) -> int:
-        return max(1, self._count.exceeded_with(OVERFLOW_PROBABILITY))
-
     def draw(self, words, stream, step, turn=0):
         bits = words.bits(stream, step)
         return distinct(bits, self._count.draw(bits), self.units)
@@ -196,9 +198,6 @@ class CyclicPoisson(Scheme):
     @functools.cached_property
     def _count(self) -> Binomial:
         return Binomial(self._members, (self.units_of_lot, self._members))
-
-    def usual_units(self) -> int:
-        return max(1, self._count.exceeded_with(OVERFLOW_PROBABILITY))
 
     def draw(self, words, stream, step, turn=0):
         bits = words.bits(stream, step)
@@ -261,9 +260,9 @@ class RandomAllocation(Scheme):
 
     sampling = "random_allocation"
 
-    def usual_units(self) -> int:
-        count = Binomial(self.units, (1, self.steps_per_epoch))
-        return max(1, count.exceeded_with(OVERFLOW_PROBABILITY))
+    @functools.cached_property
+    def _count(self) -> Binomial:
+        return Binomial(self.units, (1, self.steps_per_epoch))
 
     def draw(self, words, stream, step, turn=0):
         epoch, lot = divmod(step, self.steps_per_epoch)

@@ -56,24 +56,24 @@ class Source(abc.ABC):
         """Number of rows."""
 
     @abc.abstractmethod
-    def rows(self, indices: np.ndarray) -> tuple:
-        """Returns the rows at sorted, distinct indices: (x, y, sample_weight), structures of arrays.
+    def read(self, indices: np.ndarray) -> tuple | list[tuple]:
+        """Returns the rows at sorted, distinct indices.
 
         Args:
             indices: int64 of shape [n], from 0 to the length - 1.
+
+        Returns:
+            (x, y, sample_weight), structures of arrays; or a list of such examples, whose shapes may
+            differ until a function makes them equal.
         """
 
-    def take(self, indices: np.ndarray) -> tuple:
-        """Returns the rows at any indices, in their order; `indices` has at least one."""
+    def rows(self, indices: np.ndarray) -> tuple:
+        """Returns the rows (x, y, sample_weight) at any indices, at least one, in their order."""
         found, places = np.unique(indices, return_inverse=True)
-        return at_places(self.rows(found), places)
-
-    def read(self, indices: np.ndarray) -> tuple | list[tuple]:
-        """Returns rows as `rows` does, or as a list of examples whose shapes may differ.
-
-        Where they differ, a function has to make them equal afterwards.
-        """
-        return self.rows(indices)
+        rows = self.read(found)
+        if isinstance(rows, list):
+            rows = stacked(rows, found)
+        return rows if np.array_equal(found, indices) else at_places(rows, places)
 
     def in_memory(self) -> tuple | None:
         """All rows, where they are arrays in memory; else None."""
@@ -139,20 +139,20 @@ class Columns(Source):
 
     def __init__(self, x: Any, y: Any = None, sample_weight: Any = None):
         x, y = as_arrays(x, "x"), as_arrays(y, "y")
-        self._length = common_length(x, y)
         if sample_weight is not None:
-            sample_weight = as_weights(sample_weight, self._length)
+            sample_weight = each_array(as_weights, as_arrays(sample_weight, "sample_weight"))
+        self._length = common_length(x, y, sample_weight)
         self._columns = (x, y, sample_weight)
 
     def __len__(self) -> int:
         return self._length
 
-    def rows(self, indices: np.ndarray) -> tuple:
+    def read(self, indices: np.ndarray) -> tuple:
         return each_array(lambda column: _rows_of(column, indices), self._columns)
 
-    def take(self, indices: np.ndarray) -> tuple:
+    def rows(self, indices: np.ndarray) -> tuple:
         arrays = all(isinstance(column, np.ndarray) for column in all_arrays(self._columns))
-        return self.rows(indices) if arrays else super().take(indices)
+        return self.read(indices) if arrays else super().rows(indices)
 
     def in_memory(self) -> tuple | None:
         return self._columns if all(map(_is_held, all_arrays(self._columns))) else None
@@ -168,6 +168,11 @@ class Records(Source):
     """
 
     def __init__(self, records: Any, keys: Any = None):
+        if _repeats(records):
+            raise ValueError(
+                "The source repeats its rows, so each would count several times as another example. "
+                "Leave out repeat(): lots do not run out."
+            )
         self._records, self._keys = records, keys
 
     def __len__(self) -> int:
@@ -177,9 +182,6 @@ class Records(Source):
                 "Expected a source with rows and with an end. Leave out repeat(): lots do not run out."
             )
         return length
-
-    def rows(self, indices: np.ndarray) -> tuple:
-        return stacked(self.read(indices), indices)
 
     def read(self, indices: np.ndarray) -> list[tuple]:
         pairs = zip(indices, self._records_at(np.asarray(indices).tolist()), strict=True)
@@ -222,24 +224,18 @@ class Part(Source):
         if not len(places):
             raise ValueError(f"Expected a part with rows. Received none of {len(source)}.")
         self._source, self._places = source, places
-        steps = [places.step] if isinstance(places, range) else np.diff(places)
-        self._increasing = bool(np.all(np.asarray(steps) > 0))
 
     def __len__(self) -> int:
         return len(self._places)
 
     def rows(self, indices: np.ndarray) -> tuple:
-        return self._source.rows(self._at(indices)) if self._increasing else self.take(indices)
-
-    def take(self, indices: np.ndarray) -> tuple:
-        return self._source.take(self._at(indices))
+        return self._source.rows(self._at(indices))
 
     def read(self, indices: np.ndarray) -> tuple | list[tuple]:
         at = self._at(indices)
-        if self._increasing:
-            return self._source.read(at)
         order = np.argsort(at)
-        return at_places(self._source.read(at[order]), np.argsort(order))
+        rows = self._source.read(at[order])
+        return rows if np.array_equal(at[order], at) else at_places(rows, np.argsort(order))
 
     def _at(self, indices):
         if isinstance(self._places, range):
@@ -277,40 +273,15 @@ class Mapped(Source):
     def __len__(self) -> int:
         return len(self._source)
 
-    def rows(self, indices: np.ndarray) -> tuple:
+    def read(self, indices: np.ndarray) -> tuple:
         seeds = np.zeros((len(indices), 2), np.int32)
         return self._function(self._source.read(indices), seeds, indices)
 
 
-class Weighted(Source):
-    """A source with sample weights that follow from the targets of each row.
-
-    Args:
-        source: a source without weights.
-        weights_of: gives the weights of targets [rows, ...].
-    """
-
-    def __init__(self, source: Source, weights_of: Callable[[Any], np.ndarray]):
-        self._source, self._weights_of = source, weights_of
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def rows(self, indices: np.ndarray) -> tuple:
-        return self._weighted(self._source.rows(indices))
-
-    def take(self, indices: np.ndarray) -> tuple:
-        return self._weighted(self._source.take(indices))
-
-    def in_memory(self) -> tuple | None:
-        held = self._source.in_memory()
-        return None if held is None else self._weighted(held)
-
-    def _weighted(self, rows):
-        x, y, weight = rows
-        if weight is not None:
-            raise ValueError("Expected class_weight or sample_weight. Received both.")
-        return x, y, np.asarray(self._weights_of(y), np.float32)
+def _repeats(records) -> bool:
+    """Whether a `grain.MapDataset` was made by `repeat`; Grain may not be installed."""
+    parents = getattr(records, "_parents", ())
+    return type(records).__name__ == "RepeatMapDataset" or any(map(_repeats, parents))
 
 
 def is_source(x: Any) -> bool:

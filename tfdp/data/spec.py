@@ -1,8 +1,7 @@
-"""What is publicly known about a data set of `tensorflow_datasets` before a record of it is read."""
+"""Public facts about data sets of `tensorflow_datasets`, known before a record is read."""
 
 import dataclasses
 import importlib
-from collections.abc import Sequence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Spec:
 
     @property
     def preprocessing(self) -> str:
-        """One sentence about what becomes of an example."""
+        """One sentence about how an example is prepared."""
         if self.row:
             return (
                 f"Every text is cut into rows of {self.row} bytes, and what is left of it is dropped. "
@@ -56,18 +55,15 @@ def listed_names() -> list[str]:
     return datasets.list_builders(with_community_datasets=False)
 
 
-def described(name: str, features, text: Sequence[str] = ()) -> Spec:
-    """Returns the `Spec` of any data set that has a class label and an image or texts.
+def described(name: str, features) -> Spec:
+    """Returns the `Spec` of any data set that has a class label and an image or one text.
 
     Args:
         name: the name in `tensorflow_datasets`, for messages.
         features: the features of the builder, by name.
-        text: the features that make up the text, in this order; none takes the only text that there
-            is.
 
     Raises:
-        ValueError: there is no class label, or not exactly one image or text, or a feature in `text`
-            is no text.
+        ValueError: there is no class label, or neither an image nor exactly one text.
     """
     datasets = importlib.import_module("tensorflow_datasets")
     features = dict(features.items()) if hasattr(features, "items") else {}
@@ -80,12 +76,7 @@ def described(name: str, features, text: Sequence[str] = ()) -> Spec:
             "Use another data set."
         )
     known = {"num_classes": features["label"].num_classes, "host": _HOST, "test_split": None}
-    if wrong := [each for each in text if kinds.get(each) != "Text"]:
-        raise ValueError(
-            f"Expected the features of a text to be among {', '.join(texts) or 'no text'} of {name!r}. "
-            f"Found {', '.join(wrong)}."
-        )
-    if not text and kinds.get("image") == "Image":
+    if kinds.get("image") == "Image":
         shape = tuple(features["image"].shape)
         if None in shape:
             raise ValueError(
@@ -93,12 +84,12 @@ def described(name: str, features, text: Sequence[str] = ()) -> Spec:
                 "data set."
             )
         return Spec(shape, **known)
-    if not text and len(texts) != 1:
+    if len(texts) != 1:
         raise ValueError(
             f"Expected a data set with an image or with one text. Found {name!r} with {shown}. In "
-            "Python, name the features that make up a text: text_features=('title', 'description')."
+            "Python, map the examples of tensorflow_datasets.load to (text, label), for make_lots."
         )
-    return Spec((), text=tuple(text) or tuple(texts), **known)
+    return Spec((), text=tuple(texts), **known)
 
 
 # The host that is asked whether there is a network, where the builder's own is not known.

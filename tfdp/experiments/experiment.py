@@ -46,6 +46,7 @@ class Result:
         restarts: how often the training was resumed.
         lost_steps: how many steps are counted and are not in the weights, since a crash lost them.
         curve: ((number of epochs, test accuracy after them), ...), where `test_every` asks for it.
+        encoder: of a table, the Keras model from its columns to the inputs; else None.
     """
 
     experiment: Experiment
@@ -59,6 +60,15 @@ class Result:
     restarts: int = 0
     lost_steps: int = 0
     curve: tuple[tuple[int, float], ...] = ()
+    encoder: keras.Model | None = None
+
+    @property
+    def release(self) -> keras.Model:
+        """The model to write: `model`, which takes the columns of a table as they are."""
+        if self.encoder is None:
+            return self.model
+        outputs = plain_copy(self.model)(self.encoder.output)
+        return keras.Model(self.encoder.input, outputs, name=self.model.name)
 
     @property
     def run(self) -> Run:
@@ -276,6 +286,7 @@ def _evaluate(task, planned, epochs, seconds) -> Result:
         history={n: [logs.get(n, math.nan) for logs in epochs.values()] for n in names},
         curve=_curve_of(epochs),
         notes=task.notes,
+        encoder=dataset.encoder,
     )
 
 

@@ -6,13 +6,12 @@ replacing a record moves no other one. Adding or removing one does, so that adja
 This module imports neither TensorFlow nor Keras before data are loaded.
 """
 
-import functools
 import os
 from pathlib import Path
 
 import numpy as np
 
-from tfdp.data import datasets
+from tfdp.data.datasets import DATASETS, Dataset, check_name
 from tfdp.experiments import tables
 
 KINDS = ("folder", "csv")
@@ -37,7 +36,7 @@ def kind_of(dataset: str) -> str | None:
     """Returns what the examples are: "images", "rows", "texts", "tables" or, if unknown, None."""
     kind, path = place_of(dataset)
     if kind is None:
-        return datasets.kind_of(path)
+        return DATASETS[path].kind if path in DATASETS else None
     if kind == "csv":
         return "tables"
     if not os.path.isdir(path):
@@ -46,10 +45,10 @@ def kind_of(dataset: str) -> str | None:
 
 
 def check_settings(experiment) -> None:
-    """Raises ValueError for settings that a data set of the user does not go with."""
+    """Raises ValueError for settings that do not fit the user's data."""
     kind, path = place_of(experiment.dataset)
     if kind is None:
-        datasets.check_name(path)
+        check_name(path)
         return
     if not path:
         raise ValueError(f"Expected --dataset={kind}:PATH. Received {experiment.dataset!r}.")
@@ -80,16 +79,16 @@ def check_files(experiment) -> None:
         raise ValueError("--test names the training examples. Name others, or leave it out.")
 
 
-def load(experiment) -> datasets.Dataset:
+def load(experiment) -> Dataset:
     """Loads the data of a user into memory.
 
     Raises:
         ValueError: files are missing, or columns are not declared, or values do not fit.
     """
     check_files(experiment)
-    kind, path = place_of(experiment.dataset)
-    read = _reader_of_table(experiment) if kind == "csv" else _reader_of_folder(experiment)
-    x, y, classes, preprocessing = read(path)
+    read = _READERS[kind_of(experiment.dataset) or "images"]
+    path = place_of(experiment.dataset)[1]
+    x, y, classes, preprocessing, encoder = read(experiment, path)
     if experiment.test is None:
         tests = np.arange(len(y)) % _PARTS == _PARTS - 1
         if not tests.any():
@@ -97,59 +96,60 @@ def load(experiment) -> datasets.Dataset:
         parts = x[~tests], y[~tests], x[tests], y[tests]
         where = f"{path}; every fifth row is for testing"
     else:
-        x_test, y_test, of_test, _ = read(os.path.expanduser(experiment.test))
+        x_test, y_test, of_test, *_ = read(experiment, os.path.expanduser(experiment.test))
         if of_test != classes:
             raise ValueError(f"Expected the classes {classes} in --test. Received {of_test}.")
         parts = x, y, x_test, y_test
         where = f"{path}, tested on {experiment.test}"
-    return datasets.Dataset(
+    return Dataset(
         experiment.dataset,
         *parts,
         num_classes=len(classes),
         input_shape=x.shape[1:],
         source=where,
         preprocessing=f"{preprocessing} The classes 0 to {len(classes) - 1} are {', '.join(classes)}.",
+        encoder=encoder,
     )
 
 
-def _reader_of_table(experiment):
-    columns, label = {}, experiment.label
+# The readers return (inputs, labels, names of the classes, a sentence, the encoder of a table or None).
+
+
+def _read_table(experiment, path):
+    table, columns, label = tables.read_csv(path), {}, experiment.label
     if experiment.columns is not None:
         columns = tables.read_columns(os.path.expanduser(experiment.columns))
+    tables.check_declared(table, columns, label, path)
+    encoder = tables.encoder_of(columns, label)
     preprocessing = (
         f"Columns as declared in {experiment.columns}, which has to be public: numbers are clipped to "
-        "their ranges and scaled to [-1, 1]; words are one-hot, with a place for other words; missing "
-        "values have a place of their own."
+        "their ranges and scaled to [-1, 1]; words are one-hot, with a place for words that are not "
+        "declared; missing values have a place of their own. The release takes the columns by name: "
+        "numbers with NaN, and texts with '', where a value is missing."
     )
-
-    def read(file):
-        table = tables.read_csv(file)
-        tables.check_declared(table, columns, label, file)
-        return *tables.encoded(table, columns, label), columns[label].values, preprocessing
-
-    return read
+    inputs, labels = tables.encode(table, columns, label, encoder)
+    return inputs, labels, columns[label].values, preprocessing, encoder
 
 
-def _reader_of_folder(experiment):
-    texts = kind_of(experiment.dataset) == "texts"
-    return _read_texts if texts else functools.partial(_read_images, size=experiment.image_size)
-
-
-def _read_images(path, size):
+def _read_images(experiment, path):
     from tfdp.data.files import images_from_directory
 
+    size = experiment.image_size
     source = images_from_directory(path, image_size=(size, size))
     x, y, _ = source.rows(np.arange(len(source)))
     preprocessing = (
         f"Images are resized to {size} by {size} pixels, which are scaled from [0, 255] to [-1, 1]."
     )
-    return x / np.float32(127.5) - 1, y, source.class_names, preprocessing
+    return x / np.float32(127.5) - 1, y, source.class_names, preprocessing, None
 
 
-def _read_texts(path):
+def _read_texts(experiment, path):
     from tfdp.data.files import texts_from_directory
 
     source = texts_from_directory(path)
     x, y, _ = source.rows(np.arange(len(source)))
     texts = np.array([text.decode("utf-8", "replace") for text in x])
-    return texts, y, source.class_names, "Texts as they are."
+    return texts, y, source.class_names, "Texts as they are.", None
+
+
+_READERS = {"tables": _read_table, "images": _read_images, "texts": _read_texts}

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tfdp._validate import one_of, whole
-from tfdp.data.datasets import input_shape, load_split
+from tfdp.data.datasets import DATASETS, load_split
 
 # The source of public examples for each private dataset. KMNIST and CIFAR-100 (their test splits) are
 # those of SI-DPSGD, section 5; "strokes" is drawn at random and needs no download.
@@ -34,8 +34,8 @@ def public_examples(name: str, count: int, source: str | None = None, seed: int 
         DataUnavailable: see `tfdp.data.load`.
     """
     one_of("name", name, sorted(PUBLIC), remedy="Use one that has a public counterpart.")
-    shape, source = input_shape(name) or (), source or PUBLIC[name]
-    fits = [each for each in ("kmnist", "cifar100") if input_shape(each) == shape]
+    shape, source = DATASETS[name].input_shape, source or PUBLIC[name]
+    fits = [each for each in ("kmnist", "cifar100") if DATASETS[each].input_shape == shape]
     one_of("source", source, [*fits, "strokes"], remedy=f"{name!r} has images of another shape.")
     if source == "strokes":
         return strokes(whole("count", count, 1), shape, seed)

@@ -54,7 +54,7 @@ def run_into(
 
 def _save(result: Result, picture: bool, path: str) -> None:
     """Writes the release, and beside it the picture of what was spent, without un-noised figures."""
-    export(result.model, path)
+    export(result.release, path)
     if picture:
         of = result.experiment
         figure = result.model.privacy.plot(of.delta, of.adjacency, clipping=False)

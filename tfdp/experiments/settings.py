@@ -327,7 +327,7 @@ class Experiment:
 def check_together(experiment: Experiment) -> None:
     """Raises ValueError if valid settings do not fit together.
 
-    It checks what would cost a download, and what the rest of tfdp does not check.
+    It checks what nothing else checks, or what would be found only after a download.
     """
     own_data.check_settings(experiment)
     check_model(experiment, kind_of(experiment.dataset))

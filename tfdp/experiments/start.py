@@ -70,7 +70,7 @@ def _source(dataset: str) -> str:
     if kind is not None:
         return os.path.realpath(path)
     spec = DATASETS.get(dataset)
-    return ((spec.builder if spec else None) or dataset).partition(":")[0]
+    return ((spec and spec.builder) or dataset).partition(":")[0]
 
 
 def load(model: keras.Model, path: str) -> tuple[str, ...]:
@@ -119,7 +119,7 @@ def _shapes(layer) -> list[tuple]:
 
 
 def layers_with_weights(model: keras.Model) -> list[keras.Layer]:
-    """Returns the layers of a network that have weights, in order, and not those that hold layers."""
+    """Returns the layers with weights of their own, in order, also those inside other layers."""
     found = []
     for layer in model.layers:
         if isinstance(layer, PublicExamples):

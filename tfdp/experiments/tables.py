@@ -1,4 +1,4 @@
-"""Tables of CSV as rows of numbers, by columns that a file declares.
+"""Tables of CSV, and the layers that encode their columns as a file declares them.
 
 A range, a vocabulary or a list of classes that is computed from private rows is a release that the
 accounting does not include. So nothing is learned from the rows: a file has a line for each column.
@@ -7,15 +7,18 @@ accounting does not include. So nothing is learned from the rows: a file has a l
     job: category teacher, nurse, "cook, baker"
     id: ignore
 
-This module imports neither TensorFlow nor Keras.
+This module imports neither TensorFlow nor Keras before a table is encoded.
 """
 
 import csv
 import dataclasses
+import importlib
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
+from absl import logging
 
 # The texts that stand for a missing value.
 MISSING = frozenset({"", "?", "NA", "N/A", "NaN", "nan", "NULL", "null"})
@@ -28,36 +31,45 @@ class Number:
 
     low: float
     high: float
+    dtype: ClassVar[str] = "float32"
 
-    def encode(self, texts: Sequence[str], name: str) -> np.ndarray:
-        """Returns float32 [rows, 2]; a missing number is the middle of the range."""
-        missing = np.array([text in MISSING for text in texts])
-        values = np.full(len(texts), (self.low + self.high) / 2)
-        for row in np.flatnonzero(~missing).tolist():
-            try:
-                values[row] = float(texts[row])
-            except ValueError:
-                raise ValueError(f"Column {name!r} has no number in row {row}.") from None
-        if np.isnan(values).any():
-            row = int(np.argmax(np.isnan(values)))
-            raise ValueError(f"Column {name!r} has no number in row {row}.")
-        scaled = (np.clip(values, self.low, self.high) - self.low) / (self.high - self.low)
-        return np.stack([2 * scaled - 1, missing], axis=1).astype(np.float32)
+    def parsed(self, texts: Sequence[str], name: str) -> np.ndarray:
+        """Returns float32 [rows]; NaN is missing."""
+        numbers = np.full(len(texts), np.nan, np.float32)
+        for row, text in enumerate(texts):
+            if text not in MISSING:
+                try:
+                    numbers[row] = float(text)
+                except ValueError:
+                    raise ValueError(f"Column {name!r} has no number in row {row}.") from None
+        return numbers
+
+    def encoded(self, numbers):
+        """Returns float32 [rows, 2] of numbers [rows]; a missing one is the middle of the range."""
+        ops = importlib.import_module("keras.ops")
+        missing = ops.isnan(numbers)
+        known = ops.where(missing, (self.low + self.high) / 2, numbers)
+        share = (ops.clip(known, self.low, self.high) - self.low) / (self.high - self.low)
+        return ops.stack([2 * share - 1, ops.cast(missing, "float32")], axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Category:
-    """A column of words: one-hot, with a place for other values and one for missing ones."""
+    """A column of words: one-hot, with a place for missing words and one for undeclared ones."""
 
     values: tuple[str, ...]
+    dtype: ClassVar[str] = "string"
 
-    def encode(self, texts: Sequence[str], name: str) -> np.ndarray:
-        """Returns float32 [rows, values + 2]."""
-        del name
-        places = {value: place for place, value in enumerate(self.values)}
-        other, missing = len(places), len(places) + 1
-        found = [places.get(text, missing if text in MISSING else other) for text in texts]
-        return np.eye(len(places) + 2, dtype=np.float32)[found]
+    def parsed(self, texts: Sequence[str], name: str) -> np.ndarray:
+        """Returns texts [rows]; "" is missing."""
+        kept = (text if text in self.values or text not in MISSING else "" for text in texts)
+        return np.array([*kept], object)
+
+    def encoded(self, words):
+        """Returns float32 [rows, 2 + values] of words [rows]."""
+        keras = importlib.import_module("keras")
+        lookup = keras.layers.StringLookup(vocabulary=[*self.values], mask_token="")
+        return keras.ops.one_hot(lookup(words), 2 + len(self.values))
 
     def indices(self, texts: Sequence[str], name: str) -> np.ndarray:
         """Returns the labels, int32; ValueError for a value that is not declared."""
@@ -70,9 +82,12 @@ class Category:
         return np.array([self.values.index(text) for text in texts], np.int32)
 
 
-def read_columns(path: str) -> dict[str, Number | Category | None]:
-    """Reads a file that declares columns; None stands for a column that is ignored."""
-    columns: dict[str, Number | Category | None] = {}
+Columns = dict[str, Number | Category | None]  # None stands for a column that is ignored
+
+
+def read_columns(path: str) -> Columns:
+    """Reads a file that declares columns."""
+    columns: Columns = {}
     with open(path, encoding="utf-8") as lines:
         for number, line in enumerate(map(str.strip, lines), 1):
             if not line or line.startswith("#"):
@@ -129,7 +144,7 @@ def read_csv(path: str) -> dict[str, list[str]]:
 
 def check_declared(
     table: Mapping[str, Sequence[str]],
-    columns: Mapping[str, Number | Category | None],
+    columns: Columns,
     label: str,
     path: str,
 ) -> None:
@@ -160,17 +175,44 @@ def _template(name: str, texts: Sequence[str], label: str) -> str:
     return f"{name}: number LOW HIGH" if numbers and name != label else f"{name}: category A, B"
 
 
-def encoded(
+def encoder_of(columns: Columns, label: str) -> Any:
+    """Returns the `keras.Model` from columns by name to inputs, float32 [rows, width].
+
+    It has layers of Keras only. A missing number is NaN, and a missing word "". The names have "|" for
+    "/", which Keras does not take.
+    """
+    keras = importlib.import_module("keras")
+    inputs, parts = {}, []
+    for name, column in columns.items():
+        if column is not None and name != label:
+            name = name.replace("/", "|")
+            inputs[name] = keras.Input((), dtype=column.dtype, name=name)
+            parts.append(column.encoded(inputs[name]))
+    return keras.Model(inputs, keras.ops.concatenate(parts, axis=-1), name="columns")
+
+
+def encode(
     table: Mapping[str, Sequence[str]],
-    columns: Mapping[str, Number | Category | None],
+    columns: Columns,
     label: str,
+    encoder: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the inputs, float32 [rows, width], and the labels, int32 [rows], of a table."""
-    inputs = [
-        column.encode(table[name], name)
-        for name, column in columns.items()
-        if column is not None and name != label
-    ]
+    tensorflow = importlib.import_module("tensorflow")
+    inputs, undeclared = {}, {}
+    for name, column in columns.items():
+        if column is None or name == label:
+            continue
+        values = column.parsed(table[name], name)
+        inputs[name.replace("/", "|")] = tensorflow.constant(values)
+        if isinstance(column, Category):
+            undeclared[name] = int(np.sum(~np.isin(values, ["", *column.values])))
+    if any(undeclared.values()):
+        logging.warning(
+            "Rows with a word that is not declared: %s. All such words share one place. These numbers "
+            "are as private as the rows: do not publish them, and declare only words that are public.",
+            ", ".join(f"{number} in {name!r}" for name, number in undeclared.items() if number),
+        )
     classes = columns[label]
     assert isinstance(classes, Category)  # as it was declared
-    return np.concatenate(inputs, axis=1), classes.indices(table[label], label)
+    return np.asarray(encoder(inputs)), classes.indices(table[label], label)
