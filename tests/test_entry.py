@@ -164,15 +164,6 @@ def test_a_declared_plan_outlives_a_budget_that_cut_it():
     assert counted(entry) == (4, 1, False)
 
 
-def test_steps_that_were_left_out_count_in_a_closed_entry_too():
-    entry = entry_with(allowed=3, planned=1)
-    entry.authorize(1)
-    entry.close()
-    for more, all_steps in ((1, 2), (9, 3)):
-        entry.leave_out(more)
-        assert counted(entry) == (all_steps, 1, False)
-
-
 def test_an_entry_goes_on_in_another_process_with_its_plan():
     first = entry_with(planned=4)
     first.authorize(3)

@@ -4,6 +4,7 @@ import keras
 import pytest
 
 import tfdp
+from tfdp.experiments import Experiment
 
 
 def test_names_of_tensorflow_privacy():
@@ -41,3 +42,15 @@ def test_dir_shows_what_a_user_needs():
     assert {*dir(optimizer)}.isdisjoint({"add_noise", "tables", "apply_gradients", "release_means"})
     assert {"spent", "statement", "ledger", "steps", "release"} <= {*dir(model.privacy)}
     assert {*dir(model.privacy)}.isdisjoint({"account", "configure", "next_seed"})
+
+
+def test_notebooks_show_short_reprs():
+    data = tfdp.data.load("digits")
+    lots = tfdp.data.make_lots("poisson", data.x_train, lot_size=64)
+    model = tfdp.make_private(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
+    optimizer = tfdp.DPKerasAdamOptimizer(l2_norm_clip=1.0, noise_multiplier=(1.0,) * 300)
+    assert repr(Experiment(epsilon=3.0)) == "Experiment(epsilon=3.0)"
+    for each in (data, lots, lots.source, lots.source[:5], model.privacy, optimizer):
+        assert len(repr(each)) <= 120 and "object at" not in repr(each)
+    assert model.privacy._repr_html_().startswith("<table>")
+    assert "keras" not in dir(tfdp.callbacks)

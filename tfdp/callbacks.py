@@ -35,6 +35,10 @@ __all__ = [
 ]
 
 
+def __dir__():
+    return __all__
+
+
 def _private(model) -> PrivateTraining:
     if not isinstance(model, PrivateTraining):
         raise ValueError(

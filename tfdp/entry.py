@@ -71,14 +71,6 @@ class Entry:
         self._planned, self.declared = self._earlier_plan or (0, 0)
         self.record()
 
-    def leave_out(self, steps: int) -> None:
-        """Counts further steps that were planned, and are left out, of a closed entry, too."""
-        self.limit_steps()
-        counted = self.counted
-        self._counted_before = int(max(counted, min(counted + steps, self.limit)))
-        self._recorded = (self._counted_before, self.taken, self.has_open_plan)
-        self.ledger.record(self.run_id, *self._recorded)
-
     def end_plan(self) -> None:
         """Fixes the counted steps: budgets that are set later do not change a plan that ended."""
         self.record()

@@ -330,21 +330,6 @@ def test_files_of_the_first_epoch_of_an_unknown_length_prove_nothing(options, tm
     assert loaded.privacy.spent(DELTA).epsilon == epsilon_of(model, 2) < np.inf
 
 
-# -- loops of one's own ------------------------------------------------------------------------------
-
-
-def test_a_loop_of_train_on_batch_counts_what_it_leaves_out():
-    model = small()
-    with pytest.raises(RuntimeError, match="steps"):
-        model.privacy.count_left_out(1)
-    model.train_on_batch(*data(8))
-    model.privacy.count_left_out(PLANNED - 3)
-    model.privacy.count_left_out(2)  # besides those that are counted
-    assert steps(model) == PLANNED and model.privacy.steps_taken == 1
-    with pytest.raises(ValueError, match="steps"):
-        model.privacy.count_left_out(-1)
-
-
 # -- after a crash -----------------------------------------------------------------------------------
 
 

@@ -52,6 +52,12 @@ class Dataset:
     preprocessing: str
     encoder: Any = None
 
+    def __repr__(self) -> str:
+        return (
+            f"Dataset({self.name!r}, train={len(self.y_train)}, test={len(self.y_test)}, "
+            f"input_shape={self.input_shape}, num_classes={self.num_classes})"
+        )
+
 
 DATASETS: dict[str, Spec] = {
     # A small corpus of news for a language model: the test split, cut into two parts.

@@ -55,6 +55,9 @@ class Source(abc.ABC):
     def __len__(self) -> int:
         """Number of rows."""
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {len(self)} rows>"
+
     @abc.abstractmethod
     def read(self, indices: np.ndarray) -> tuple | list[tuple]:
         """Returns the rows at sorted, distinct indices.

@@ -62,6 +62,12 @@ class Result:
     curve: tuple[tuple[int, float], ...] = ()
     encoder: keras.Model | None = None
 
+    def __repr__(self) -> str:
+        return (
+            f"Result({self.experiment!r}, test_accuracy={self.test_accuracy:.4f}, "
+            f"{self.proven!r}, {self.claimed!r})"
+        )
+
     @property
     def release(self) -> keras.Model:
         """The model to write: `model`, which takes the columns of a table as they are."""

@@ -303,10 +303,17 @@ class Experiment:
         """
         return {name: getattr(self, name) for name, known in SETTINGS.items() if known.recorded}
 
+    def _changed(self) -> dict:
+        """The recorded settings that are not defaults."""
+        return {n: v for n, v in self.recorded().items() if v != SETTINGS[n].default}
+
+    def __repr__(self):
+        changed = (f"{name}={value!r}" for name, value in self._changed().items())
+        return f"Experiment({', '.join(changed)})"
+
     def __str__(self):
-        """The flags of the recorded settings that are no defaults, as they would be typed."""
-        changed = {n: v for n, v in self.recorded().items() if v != SETTINGS[n].default}
-        return shlex.join(flag_of(name, value) for name, value in changed.items())
+        """The flags of the recorded settings that are not defaults, as they would be typed."""
+        return shlex.join(flag_of(name, value) for name, value in self._changed().items())
 
     def __post_init__(self):
         if self.private and self.epsilon is None and self.noise_multiplier is None:

@@ -18,6 +18,27 @@ Rate = float | keras.optimizers.schedules.LearningRateSchedule | Callable[[], fl
 
 # Keras' arguments that act on gradients without noise.
 REFUSED = ("gradient_accumulation_steps", "loss_scale_factor")
+# Methods that decide which noise is added to which sums, and how the noise is accounted.
+NOISE_MAKING = (
+    "update",
+    "add_noise",
+    "bound",
+    "mechanism_fields",
+    "contribution_fields",
+    "tables",
+    "microbatch_size",
+    "_stddev",
+)
+
+
+# Names that completion leaves out: training and new mechanisms use them.
+INTERNAL = {
+    *NOISE_MAKING,
+    *REFUSED,
+    *("accounted", "apply", "apply_gradients", "begin", "check_class", "continues"),
+    *("described_steps", "mean_factor", "mechanism", "refused", "release_means", "resume"),
+    *("scalars", "secret_state", "seeded", "stateless_apply", "title"),
+}
 
 
 class NoiseArguments(TypedDict, total=False):

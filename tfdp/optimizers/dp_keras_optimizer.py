@@ -23,38 +23,15 @@ from tfdp.gradients.bounds import L2Clip, make_bound
 from tfdp.gradients.contract import BoundedSum
 from tfdp.noise.gaussian import NoiseSource
 from tfdp.optimizers.adaptive_clipping import AdaptiveClipping, adaptive_clipping_for
-from tfdp.optimizers.arguments import REFUSED, check_arguments, describe_arguments
+from tfdp.optimizers.arguments import (
+    INTERNAL,
+    NOISE_MAKING,
+    REFUSED,
+    check_arguments,
+    describe_arguments,
+)
 from tfdp.optimizers.means import means_of
 from tfdp.session import Session
-
-# Methods that decide which noise is added to which sums, and how the noise is accounted.
-_NOISE_MAKING = (
-    "update",
-    "add_noise",
-    "bound",
-    "mechanism_fields",
-    "contribution_fields",
-    "tables",
-    "microbatch_size",
-    "_stddev",
-)
-
-
-# Names that completion leaves out: training and new mechanisms use them.
-_INTERNAL = {
-    *_NOISE_MAKING,
-    *(
-        "accounted",
-        "apply",
-        "apply_gradients",
-        "begin",
-        "check_class",
-        "continues",
-        "described_steps",
-    ),
-    *("mean_factor", "mechanism", "refused", "release_means", "resume", "scalars", "secret_state"),
-    *("seeded", "stateless_apply", "title", *REFUSED),
-}
 
 
 class DPKerasOptimizer(keras.optimizers.Optimizer):
@@ -169,7 +146,14 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         describe_arguments(cls, cls.refused)
 
     def __dir__(self):
-        return [name for name in super().__dir__() if name not in _INTERNAL]
+        return [name for name in super().__dir__() if name not in INTERNAL]
+
+    def __repr__(self) -> str:
+        noise = self.noise_multiplier
+        shown = f"({noise[0]:g}, ...)" if isinstance(noise, tuple) else f"{noise:g}"
+        return (
+            f"{type(self).__name__}(l2_norm_clip={self.l2_norm_clip:g}, noise_multiplier={shown})"
+        )
 
     def __setattr__(self, name, value):
         if name not in self.accounted:
@@ -194,7 +178,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         """Raises ValueError for a user's class that changes the noise but declares no mechanism."""
         cls = type(self)
         accounted = next(kind for kind in cls.__mro__ if "mechanism" in vars(kind))
-        own = [n for n in _NOISE_MAKING if getattr(cls, n) is not getattr(accounted, n)]
+        own = [n for n in NOISE_MAKING if getattr(cls, n) is not getattr(accounted, n)]
         if own:
             raise ValueError(
                 f"{cls.__name__} overrides {own}, but is accounted as '{self.mechanism.name}', "

@@ -59,6 +59,9 @@ class ModelPrivacy:
     def __repr__(self) -> str:
         return f"<privacy of model '{self._model.name}': {self.ledger!r}>"
 
+    def _repr_html_(self) -> str:
+        return self.ledger._repr_html_()
+
     # -- what was spent --------------------------------------------------------------------------
 
     def spent(
@@ -320,34 +323,6 @@ class ModelPrivacy:
         if (epochs is None) == (steps is None):
             raise ValueError("Pass either epochs or steps.")
         self.account.plan = (epochs or 0, steps or 0)
-
-    def count_left_out(self, steps: int) -> None:
-        """Counts steps that were planned but not declared by `plan`, and are left out.
-
-        Args:
-            steps: number of steps that were left out, besides those that are counted already. Steps
-                beyond a budget are not counted: they would not have been taken.
-
-        Raises:
-            RuntimeError: there was no training, or one is running.
-
-        Example:
-            >>> import keras, numpy as np, tfdp
-            >>> model = tfdp.make_private(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
-            >>> model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.1), "mse")
-            >>> x = np.zeros((10, 2), "float32")
-            >>> for step in range(30):
-            ...     _ = model.train_on_batch(x, x[:, :1])
-            ...     if model.get_weights()[1].any():  # it looks at what the steps released
-            ...         break
-            >>> model.privacy.count_left_out(29 - step)
-            >>> model.privacy.steps_taken, model.privacy.ledger.runs[-1].steps
-            (1, 30)
-        """
-        steps, account = whole("steps", steps, 0), self.account
-        if account.session is None or account.training is not None:
-            raise RuntimeError("Call this after fit(), steps() or train_on_batch() has ended.")
-        account.session.entry.leave_out(steps)
 
     def release(self, path: str | os.PathLike) -> None:
         """Writes the released weights to a `.keras` file that loads in plain Keras: `tfdp.export`.
