@@ -322,6 +322,12 @@ class TestDatasets:
             for found, wanted in zip(source.rows(np.arange(20)), (X, Y, None), strict=True):
                 np.testing.assert_array_equal(found, wanted)
 
+    def test_windows_of_a_series_are_examples(self):
+        windows = keras.utils.timeseries_dataset_from_array(X, Y[3:], sequence_length=4)
+        x, y, _ = data.read_dataset(windows.unbatch()).in_memory()
+        np.testing.assert_array_equal(x[5], X[5:9])
+        np.testing.assert_array_equal(y, Y[3:])
+
     def test_what_is_no_set_of_examples_is_refused(self):
         for dataset, message in (
             (self.dataset().batch(4), "unbatch"),

@@ -70,6 +70,41 @@ def test_data_whose_sampling_cannot_be_accounted_is_refused(x, options, message)
     assert steps(model) == 0
 
 
+class Distance(keras.Model):
+    """A model of two inputs without targets."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, pair):
+        one, other = pair
+        return self.dense(one) - self.dense(other)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return keras.ops.mean(keras.ops.square(y_pred))
+
+
+def test_a_tuple_of_inputs_is_not_taken_for_targets():
+    pair = data(8)[0], data(8, seed=1)[0]
+    batches = tf.data.Dataset.from_tensor_slices((pair,)).batch(4)
+    found = []
+    for given, options in (
+        ([*pair], {"batch_size": 4}),
+        (pair, {"batch_size": 4}),
+        (batches, {}),
+        (batches.map(lambda x: (x,)), {}),
+        ((batch for batch in batches), {}),
+        (make_lots("cyclic", batches.unbatch(), lot_size=4), {}),
+    ):
+        keras.utils.set_random_seed(0)
+        model = small(sgd(0.0, CLIP), Distance())
+        model.fit(given, shuffle=False, verbose=0, **options)
+        found.append(weights(model))
+    for each in found[1:]:
+        assert_close(each, found[0], terms_of(model, 8))
+
+
 @pytest.mark.parametrize("feed", ["arrays", "batch", "names"])
 def test_tokens_that_an_embedding_does_not_have_are_refused(feed):
     x, words = keras.Input((4,), name="x"), keras.Input((2,), dtype="int32", name="words")

@@ -42,10 +42,11 @@ def read_dataset(dataset: tf.data.Dataset, cache: str | os.PathLike | None = Non
         raise ValueError("The dataset has no end. Pass one without repeat().")
     if any(not isinstance(leaf, tf.TensorSpec) or leaf.shape.rank is None for leaf in leaves):
         raise ValueError(f"Expected a dataset of dense tensors of known rank. Received {spec}.")
-    if any(leaf.shape[:1] == [None] for leaf in leaves):
+    if all(leaf.shape[:1] == [None] for leaf in leaves):
         raise ValueError(
             f"Expected single examples of one shape. Received elements of {spec}, which look like "
-            "batches. dataset.unbatch() makes single examples."
+            "batches. dataset.unbatch() makes single examples; if they are, state their shape by "
+            "tf.ensure_shape in dataset.map."
         )
     blocks = dataset.batch(_BLOCK).as_numpy_iterator()
     columns = read_blocks(blocks, cache, int(dataset.cardinality()))

@@ -342,7 +342,7 @@ def as_source(x: Any, y: Any = None, sample_weight: Any = None, *, keys: Any = N
             f"Received a dictionary of sources: {several}. Pass one of them, as x[{several[0]!r}]; "
             "columns of a table become arrays by np.asarray(column)."
         )
-    if y is None and isinstance(x, tuple) and len(x) in (2, 3):
+    if y is None and sample_weight is None and isinstance(x, tuple) and len(x) in (1, 2, 3):
         return Columns(*x)
     return Columns(x, y, sample_weight)
 

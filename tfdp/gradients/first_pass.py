@@ -152,9 +152,10 @@ def _refuse_written_number_of_rows(model, error, trace, x, y):
     except Exception:
         return  # something else is wrong
     raise ValueError(
-        f"Model '{model.name}' or its loss has a fixed number of rows, such as the batch size in a "
-        "reshape. In private training rows pass alone or a few at a time. Write -1, or "
-        f"keras.ops.shape(x)[0], for the number of rows. ({error})"
+        f"Model '{model.name}' or its loss fails for {ROWS} rows. Either a target has another shape "
+        "than its output (class indices need a sparse loss), or the number of rows is fixed, such as "
+        "the batch size in a reshape. In private training, rows pass alone or a few at a time: write "
+        f"-1, or keras.ops.shape(x)[0]. ({error})"
     ) from error
 
 

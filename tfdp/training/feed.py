@@ -131,7 +131,10 @@ def feed_for(
             validation_split=validation_split or None,
         )
     else:
-        source = as_source(x, y, sample_weight)
+        # A tuple is several inputs, as in Keras.
+        source = as_source(
+            x if y is not None or not isinstance(x, tuple) else (x,), y, sample_weight
+        )
         if validation_split and validation_data is None:
             source, validation_data = split_last(source, validation_split, batch_size)
             check_finite(validation_data, "validation_split")

@@ -71,8 +71,8 @@ def _unrolled(layer):
         if keras.tree.flatten(sequences)[0].shape[1] is None:
             raise NotImplementedError(
                 f"Layer '{layer.name}' ({type(layer).__name__}) gets sequences of unknown length, "
-                "and has to be unrolled. Pad them all to one length that is known while the step "
-                "is traced, or use engine='loop'."
+                "and has to be unrolled. Pad them to one length; if they have one, state it by "
+                "tf.ensure_shape(x, [None, length, features]) in dataset.map. Or use engine='loop'."
             )
         if layer.go_backwards:
             sequences, mask = _reversed(sequences), _reversed(mask)
