@@ -203,7 +203,7 @@ def parse(
 
 
 def _as_installed(doc: str) -> str:
-    """Returns the docstring of a command with its name as the user typed it."""
+    """Returns the docstring of a command with the program name that the user typed."""
     program = Path(sys.argv[0]).stem  # tfdp-train of python train.py
     return re.sub(r"python (train\.py|-m tfdp\.\w+)", program, doc) if "tfdp-" in program else doc
 

@@ -172,7 +172,7 @@ def instance(name: str, value: Any, kind: type, *, remedy: str, optional: bool =
 
 
 def instances(name: str, values: Any, kind: type, *, remedy: str) -> list:
-    """Returns the elements of a sequence, which are objects of class `kind`, as a list."""
+    """Returns a sequence of objects of class `kind` as a list."""
     if isinstance(values, kind) or not isinstance(values, Iterable):
         refuse(name, f"a sequence of {kind.__name__}s", values, remedy)
     return [instance(f"each of {name}", value, kind, remedy=remedy) for value in values]

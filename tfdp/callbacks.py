@@ -1,4 +1,4 @@
-"""Keras callbacks: epsilon in the progress bar and in TensorBoard, and a stop at the budget.
+"""Keras callbacks: epsilon in the progress bar and in TensorBoard, and stopping at the budget.
 
 Example:
     >>> import keras, numpy as np, tfdp

@@ -21,7 +21,7 @@ class Entry:
     """One run in a ledger, open for steps. It knows no model, optimizer or device.
 
     Args:
-        ledger: the ledger that holds the run.
+        ledger: the ledger that contains the run.
         run: the description. `run.steps` is the number of described steps, not of counted ones, which
             is `counted`.
         run_id: id of a run of another process, to resume it; None enters a new run.

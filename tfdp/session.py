@@ -24,7 +24,7 @@ _STEP_STRIDE = 0x85EBCA6B  # odd, so that no two of the first 2^32 steps share a
 class Session:
     """An entry of the ledger with the optimizer and the variables of its steps.
 
-    A session is a plain object, which Keras does not track, so no file holds it.
+    A session is a plain object, which Keras neither tracks nor saves.
 
     Attributes:
         entry: counts the steps.
@@ -63,7 +63,7 @@ class Session:
         self._place: tf.Tensor | None = None
         self._secret = tuple(int.from_bytes(os.urandom(4)) for _ in range(2))
 
-    # -- what a step takes from the run ----------------------------------------------------------
+    # -- values that a step takes from the run ---------------------------------------------------
 
     @property
     def run(self) -> Run:
@@ -108,7 +108,7 @@ class Session:
         """The number that this step adds to the seeds of random layers: an int64 tensor [2].
 
         A row's dropout mask depends on its place in the lot, and drawing one more example moves others
-        to other places. Amplification by sampling needs that the others reveal nothing about it, so
+        to other places. Amplification by sampling requires that the others reveal nothing about it, so
         nobody may know which mask belongs to which place. Therefore masks depend on a secret of the
         session, another one for every step and replica, which a model's seeds do not reveal.
 

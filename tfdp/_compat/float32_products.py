@@ -23,7 +23,7 @@ def unit() -> float:
 
 
 def product(multiply, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    """Returns `multiply(a, b)` to about 20 binary digits, whatever the device rounds.
+    """Returns `multiply(a, b)` to about 20 binary digits, on any device.
 
     Args:
         multiply: a function of two tensors, linear in each, such as `tf.matmul`.

@@ -300,7 +300,7 @@ def without_optionals(model, step):
 
 
 def unpickled(content: io.BytesIO):
-    """The object of which `__reduce__` returned the content (`KerasSaveable._unpickle_model`)."""
+    """The object whose `__reduce__` returned the content (`KerasSaveable._unpickle_model`)."""
     return keras.Model._unpickle_model(content)
 
 
@@ -313,10 +313,10 @@ def as_in_a_larger_batch():
     """Context in which `keras.ops.add` and `squeeze` see that a batch may have other rows.
 
     Keras 3.15 treats an added tensor as a bias if exactly one of its axes is longer than one and as
-    long as the last axis or the second one of what it is added to. In a batch of one, this can be an
-    ordinary tensor: in [1, 5, 5] + [1, 5, 1], Keras adds the second tensor along the wrong axis. In a
-    larger batch, such a tensor also has the axis of the rows, so it is never treated as a bias. In the
-    same way, `squeeze` without an axis would remove the axis of the rows.
+    long as the last or the second axis of the other tensor. In a batch of one, this can be an ordinary
+    tensor: in [1, 5, 5] + [1, 5, 1], Keras adds the second tensor along the wrong axis. In a larger
+    batch, such a tensor also has the axis of the rows, so it is never treated as a bias. In the same
+    way, `squeeze` without an axis would remove the axis of the rows.
 
     tfdp runs batches of one, whose length is known. In this context, tensors that depend on the row are
     treated as in a larger batch. Keras treats weights in the same way for any batch, which stays.

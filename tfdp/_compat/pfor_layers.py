@@ -247,7 +247,7 @@ def loop(_, pfor_input):
 
 @rule("If", "StatelessIf")
 def branch(own, pfor_input):
-    """Converts only the branch that is taken where known shapes decide, as in Keras' `Resizing`.
+    """Converts only the taken branch if known shapes decide, as in Keras' `Resizing`.
 
     TensorFlow's rule cannot stack tensors that only one branch keeps for the gradient.
     """

@@ -30,7 +30,7 @@ def per_example_gradients(
         y: targets, likewise; None if the loss needs none.
         sample_weight: float32 [batch]; the gradient of an example is multiplied by its weight. Weights
             of tokens, [batch, tokens], or of several targets go to the loss; see `gradients.targets`.
-        method: "vectorized" (`tf.vectorized_map`), or "loop", one example after the other, for models
+        method: "vectorized" (`tf.vectorized_map`), or "loop", one example at a time, for models
             with operations that TensorFlow cannot vectorize.
 
     Returns:

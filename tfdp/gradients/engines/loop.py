@@ -1,4 +1,4 @@
-"""The loop engine: one example after the other, for any model that TensorFlow can differentiate.
+"""The loop engine: one example at a time, for any model that TensorFlow can differentiate.
 
 Each example passes through the model alone, as a batch of one, in a loop that is part of the graph
 (`tf.map_fn`). Nothing is vectorized, so operations work for which `tf.vectorized_map` has no rule:

@@ -28,7 +28,7 @@ class RecurrentStep(abc.ABC):
 
     Attributes:
         prepared: tensors [rows, steps, ...] of the pass, which depend on the inputs only.
-        same: tensors [rows, ...] that all steps share: masks of dropout.
+        same: tensors [rows, ...] that all steps share: dropout masks.
         shared: the values of the cell's weights.
         shown: which of the states is the output.
         kept: a `tf.TensorSpec` for each tensor that `forward` keeps.
@@ -76,7 +76,7 @@ class TracedStep(RecurrentStep):
     """A step that is taken from the graph of a cell.
 
     Args:
-        cell: a cell that uses nothing but its inputs, states, weights and masks of dropout.
+        cell: a cell that uses nothing but its inputs, states, weights and dropout masks.
         values: {id of variable: tensor}: the trainable variables' values in the pass.
         sequences: [rows, steps, ...].
         states: a structure of tensors [rows, ...]: the states before the first step.
