@@ -230,7 +230,7 @@ def test_a_checkpoint_without_its_ledger_is_refused(tmp_path):
     saved = tf.train.Checkpoint(model=first, optimizer=first.optimizer).save(str(tmp_path / "a"))
     second.optimizer.build(second.trainable_variables)
     tf.train.Checkpoint(model=second, optimizer=second.optimizer).restore(saved).expect_partial()
-    with pytest.raises(ValueError, match="ledger knows of 0"):
+    with pytest.raises(ValueError, match="ledger counts only 0"):
         train(second)
     second.privacy.ledger.merge(first.privacy.ledger)
     train(second)
@@ -248,7 +248,7 @@ def test_steps_that_were_left_out_account_for_no_others(tmp_path):
     second.optimizer.build(second.trainable_variables)
     second.privacy.ledger.merge(Ledger.from_json(old))
     tf.train.Checkpoint(model=second, optimizer=second.optimizer).restore(saved).expect_partial()
-    with pytest.raises(ValueError, match="ledger knows of 2"):
+    with pytest.raises(ValueError, match="ledger counts only 2"):
         second.privacy.spent(DELTA)
 
 

@@ -1,7 +1,7 @@
 """tfdp: differentially private deep learning for Keras 3 on TensorFlow.
 
-Every run has two guarantees: what the paper behind the mechanism *claims*, and what is *proven* for
-what was really sampled, computed and released. README.md gives a tour.
+Every run states two guarantees: the one that the mechanism's paper *claims*, and the one that is
+*proven* for the sampling, computation and releases of this run. README.md gives a tour.
 
 Public names are loaded on first use, so that `tfdp.accounting` works without importing TensorFlow.
 
@@ -67,9 +67,9 @@ else:
     def __getattr__(name):
         if name in ("DPModel", "DPSequential", "PrivacyEngine"):
             raise AttributeError(
-                f"module 'tfdp' has no attribute {name!r}: use model = tfdp.make_private(model) of any "
-                "keras.Model, also of a class of your own, and compile it with "
-                "tfdp.DPKerasSGDOptimizer or the like."
+                f"module 'tfdp' has no attribute {name!r}: use model = tfdp.make_private(model) "
+                "with any keras.Model, also a subclass, and compile it with an optimizer such as "
+                "tfdp.DPKerasSGDOptimizer."
             )
         if name not in __all__ and name.endswith("Optimizer") and not name.startswith("_"):
             return getattr(_imported("optimizers"), name)

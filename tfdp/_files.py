@@ -1,4 +1,4 @@
-"""Writes files that appear whole or not at all, and makes folders for secrets.
+"""Writes files atomically, and makes folders for secrets.
 
 A process can be killed between any two operations. Therefore an important file is written under
 another name, flushed to the disk and renamed, because renaming is atomic.
@@ -10,7 +10,7 @@ import os
 import stat
 from collections.abc import Iterator
 
-# Errors of file systems without fsync for folders: names are durable by other means, or never.
+# Errors of file systems without fsync for folders: names are durable by other means, or not at all.
 _CANNOT_SYNC_FOLDERS = (errno.EINVAL, errno.ENOTSUP)
 
 
@@ -83,10 +83,10 @@ def secret_folder(path: str | os.PathLike) -> str:
         os.mkdir(path, 0o700)
     mode = stat.S_IMODE(os.stat(path).st_mode)
     if not os.path.isdir(path):
-        raise ValueError(f"{path} is a file. Name a folder, which may be new.")
+        raise ValueError(f"{path} is a file. Pass a folder, which may be new.")
     if mode & 0o077:
         raise ValueError(
-            f"Expected a folder for secrets that only its owner may enter (mode 0700). Found mode "
-            f"{mode:04o}: {path}. See what others may have read or put there, then: chmod 700 {path}"
+            f"{path} is for secrets, but its mode {mode:04o} lets other users enter it. Check what "
+            f"they may have read or put there, then run: chmod 700 {path}"
         )
     return path

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM that wait until something that has begun is whole."""
+"""Delays Ctrl-C and SIGTERM until an operation in progress is complete."""
 
 import signal
 import threading
@@ -10,14 +10,14 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interruptions:
-    """Context in which the first Ctrl-C or SIGTERM is noted; a second one ends at once.
+    """Context in which the first Ctrl-C or SIGTERM is recorded; a second one takes effect at once.
 
-    A signal that was noted and not handled (`end`) is raised again on exit. A signal that the process
-    ignores, as a job in the background does, stays ignored. Outside of the main thread, which alone is
-    interrupted, nothing is noted.
+    A recorded signal that was not handled (`end`) is re-raised on exit. A signal that the process
+    ignores, as a background job does, stays ignored. Nothing is recorded outside of the main thread,
+    which is the only one that signals interrupt.
 
     Attributes:
-        number: the signal that was noted, or None.
+        number: the recorded signal, or None.
     """
 
     def __init__(self):
@@ -47,18 +47,18 @@ class Interruptions:
         number, self.number = self.number, None
         before, self._before = self._before, {}
         for each, handler in before.items():
-            # None stands for a handler that was not set by Python, and cannot be set again by it.
+            # None stands for a handler that was not set from Python, which cannot restore it.
             signal.signal(each, signal.SIG_DFL if handler is None else handler)
         return number, before.get(number)
 
     def end(self, *notes: str) -> NoReturn:
-        """Ends as the noted signal would have without this context.
+        """Raises what the recorded signal would have raised without this context.
 
         Args:
-            notes: sentences, which become notes of the exception.
+            notes: sentences to add as notes of the exception.
 
         Raises:
-            BaseException: what the handler of the signal raises. Where it raises nothing,
+            BaseException: the exception from the signal's handler. If it raises nothing,
                 KeyboardInterrupt for Ctrl-C; SystemExit for SIGTERM, and the notes are logged.
         """
         number, handler = self._leave()

@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first used (PEP 562)."""
+"""Imports names of a package on first use (PEP 562)."""
 
 import ast
 import importlib

@@ -1,7 +1,7 @@
-"""What all plots share: colours, frames and the import of matplotlib.
+"""Common parts of all plots: colours, frames and the import of matplotlib.
 
-The colours are hues of the palette of Okabe and Ito, which is safe for the colour-blind. Lines differ
-in their style, too, so that a plot can be read in black and white.
+The colours are hues of the palette of Okabe and Ito, which is safe for the colour-blind. Lines also
+differ in style, so that a plot can be read in black and white.
 """
 
 import io

@@ -13,7 +13,7 @@ import importlib.abc
 import importlib.util
 import sys
 
-# Classes that may stand in a file, by the module that has them.
+# Classes that may occur in a file, by their module.
 CLASSES = {
     "tfdp.layers.gate": ("CanaryGate",),
     "tfdp.layers": (
@@ -27,7 +27,7 @@ CLASSES = {
     "tfdp.optimizers.langevin": ("PowerDecay",),
     "tfdp.training.dp_model": ("PrivateModel",),
 }
-# Names of the classes that are made from Keras' optimizers; {} is the name of Keras' class.
+# Names of the classes that are derived from Keras' optimizers; {} is the name of Keras' class.
 MADE = ("DPKeras{}Optimizer", "MatrixDP{}Optimizer", "Discrete{}Optimizer")
 _NO_BASES = ("LossScaleOptimizer", "MultiOptimizer", "Optimizer", "OptimizerMap")
 
@@ -43,7 +43,7 @@ def register_with_keras() -> None:
 def _register():
     keras = sys.modules["keras"]
     if not hasattr(keras, "saving"):
-        return  # a version that tfdp refuses, with a message, when one of its rooms is imported
+        return  # a version that tfdp refuses when one of its packages is imported
     known = keras.saving.get_custom_objects()
     for module, names in CLASSES.items():
         for name in names:
@@ -65,7 +65,7 @@ def _placeholder(name: str, module: str) -> type:
 
 
 class _AfterKeras(importlib.abc.MetaPathFinder):
-    """Calls `_register` when the import of Keras has ended."""
+    """Calls `_register` after the import of Keras."""
 
     def find_spec(self, name, path, target=None):
         if name != "keras":
@@ -75,7 +75,7 @@ class _AfterKeras(importlib.abc.MetaPathFinder):
         execute = spec.loader.exec_module
 
         def exec_module(module):
-            del spec.loader.exec_module  # this function, which hides that of the loader's class
+            del spec.loader.exec_module  # this function, which hides the class method
             execute(module)
             _register()
 

@@ -2,7 +2,7 @@
 
 The flag, its help, the check of its value, the refusal of settings without effect and the record follow
 from the declaration. A command defines its flags with `define`, parses them with `parse`, and makes the
-dataclass of what `typed` returns.
+dataclass from the result of `typed`.
 
 This module imports neither TensorFlow nor Keras.
 """
@@ -29,23 +29,23 @@ _DEFINE: dict[type, Callable[..., Any]] = {
     str: flags.DEFINE_string,
 }
 _VERSION = {"--version", "-version"}
-# The words that ask for the help text.
+# The arguments that request the help text.
 _HELP = {"--help", "-help", "-h", "-?", "--helpshort"}
 
 
 class Need(NamedTuple):
-    """A condition on another setting, without which a setting has no effect.
+    """A condition on another setting that a setting needs to have an effect.
 
     Attributes:
         name: the other setting.
-        accepts: the values with which the condition is met, or a function that accepts them.
+        accepts: the values that meet the condition, or a function that accepts them.
     """
 
     name: str
     accepts: tuple[Any, ...] | Callable[[Any], bool]
 
     def is_met(self, values: Mapping[str, Any]) -> bool:
-        """Whether the other setting has a value with which the setting is used."""
+        """Whether the other setting has a value that meets the condition."""
         found = values[self.name]
         return self.accepts(found) if callable(self.accepts) else found in self.accepts
 
@@ -57,11 +57,11 @@ class Setting:
     Attributes:
         help: the help text, one or more sentences.
         default: the default value; with None, the value may be None.
-        group: the heading of --help that begins with this setting; None continues the last one.
+        group: the heading in --help that begins with this setting; None continues the last one.
         choices: the allowed values, or a function that returns them, or a dictionary of them with a
             few words on each for the help; None allows any value.
         interval: the allowed numbers, such as "(0, 1)"; None allows all above 0.
-        needs: conditions on other settings, without which the setting has no effect.
+        needs: conditions on other settings that the setting needs to have an effect.
         rival: the setting that this one replaces, as `steps` replaces `epochs`.
         recorded: whether the setting is written into run.json.
         also: other spellings of the flag.
@@ -83,16 +83,16 @@ class Setting:
 
     @property
     def allowed(self) -> Collection[str] | None:
-        """The allowed values, as `choices` gives them at this moment; None allows any value."""
+        """The values that `choices` currently allows; None allows any value."""
         return self.choices() if callable(self.choices) else self.choices
 
     def field(self, **changes: Any) -> Any:
-        """Returns a field of a dataclass with this declaration, in which attributes are changed."""
+        """Returns a dataclass field with this declaration and some attributes changed."""
         changed = dataclasses.replace(self, **changes)
         return dataclasses.field(default=changed.default, metadata={"setting": changed})
 
     def check(self, value: Any) -> None:
-        """Raises ValueError if the setting cannot have this value, whatever the others are."""
+        """Raises ValueError if the value is invalid for this setting, regardless of others."""
         if value is None and self.default is None:
             return
         allowed = self.allowed
@@ -108,14 +108,14 @@ class Setting:
             )
 
     def unmet(self, values: Mapping[str, Any]) -> Need | None:
-        """Returns why the setting has no effect beside other values; None if it has one."""
+        """Returns the condition that the values do not meet; None if the setting has an effect."""
         return next((need for need in self.needs if not need.is_met(values)), None)
 
     def check_effect(self, values: Mapping[str, Any]) -> None:
-        """Raises ValueError if the setting has no effect beside other values."""
+        """Raises ValueError if the setting has no effect with the other values."""
         if need := self.unmet(values):
             raise ValueError(
-                f"--{self.name} has no effect with --{need.name}={values[need.name]}. Leave it out."
+                f"--{self.name} has no effect with --{need.name}={values[need.name]}. Remove it."
             )
 
 
@@ -142,9 +142,9 @@ def settings_of(declared: type) -> dict[str, Setting]:
 
 
 def check_rivals(settings: Mapping[str, Setting], names: Collection[str]) -> None:
-    """Raises ValueError if two settings are given that replace each other."""
+    """Raises ValueError if two given settings replace each other."""
     if rivals := [name for name in settings if name in names and settings[name].rival in names]:
-        raise ValueError(f"--{' and --'.join(rivals)} cannot both be set. Leave one out.")
+        raise ValueError(f"--{' and --'.join(rivals)} cannot both be set. Remove one.")
 
 
 def flag_of(name: str, value: Any) -> str:
@@ -180,7 +180,7 @@ def parse(
         flag_values: the defined flags.
 
     Returns:
-        The words that are no flags, after the name of the program.
+        The positional arguments, without the name of the program.
 
     Raises:
         ValueError: a flag is unknown or has a value of another type.
@@ -203,7 +203,7 @@ def parse(
 
 
 def _as_installed(doc: str) -> str:
-    """Returns the docstring of a command with its name as the user typed it."""
+    """Returns the docstring of a command with the program name that the user typed."""
     program = Path(sys.argv[0]).stem  # tfdp-train of python train.py
     return re.sub(r"python (train\.py|-m tfdp\.\w+)", program, doc) if "tfdp-" in program else doc
 
@@ -211,7 +211,7 @@ def _as_installed(doc: str) -> str:
 def typed(
     settings: Mapping[str, Setting], flag_values: flags.FlagValues = flags.FLAGS
 ) -> dict[str, Any]:
-    """Returns the values of the settings that were typed; ValueError if one is not allowed."""
+    """Returns the values of the settings on the command line; ValueError if one is invalid."""
     values = {name: flag_values[name].value for name in settings if flag_values[name].present}
     for name, value in values.items():
         settings[name].check(value)

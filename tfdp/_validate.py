@@ -5,9 +5,9 @@ Every check returns the valid value (a number as a plain Python number), or rais
 
 * NaN is always refused, and infinity is not a finite number.
 * A bool is not a number, and a number is not a bool. A string is never a number, even "3".
-* NumPy scalars and arrays without dimensions count as the numbers that they hold.
+* NumPy scalars and arrays without dimensions count as numbers.
 * None is valid only if the caller passes `optional=True`.
-* The type of the result is the one that the caller declared for the value.
+* The result has the type that the caller declared for the value.
 
 This module imports NumPy and the standard library only, so that the accountant starts without
 TensorFlow.
@@ -36,7 +36,7 @@ def refuse(
 
     Args:
       name: Name of the argument or field.
-      expected: Valid values in words, which continue "Expected NAME to be".
+      expected: Valid values in words, to follow "Expected NAME to be".
       value: The refused value. The message shortens a long one.
       remedy: A sentence that says what to do.
       optional: Whether None would have been valid, which the message then says.
@@ -149,10 +149,10 @@ def one_of(
     return value
 
 
-def text(name: str, value: Any, *, remedy: str = "Pass a text that is not empty.") -> str:
-    """Returns a string that does not consist of white space only."""
+def text(name: str, value: Any, *, remedy: str = "Pass a nonempty string.") -> str:
+    """Returns a string that is not empty or white space."""
     if not isinstance(value, str) or not value.strip():
-        refuse(name, "a text that is not empty", value, remedy)
+        refuse(name, "a nonempty string", value, remedy)
     return value
 
 
@@ -172,14 +172,14 @@ def instance(name: str, value: Any, kind: type, *, remedy: str, optional: bool =
 
 
 def instances(name: str, values: Any, kind: type, *, remedy: str) -> list:
-    """Returns the elements of a sequence, which are objects of class `kind`, as a list."""
+    """Returns a sequence of objects of class `kind` as a list."""
     if isinstance(values, kind) or not isinstance(values, Iterable):
         refuse(name, f"a sequence of {kind.__name__}s", values, remedy)
     return [instance(f"each of {name}", value, kind, remedy=remedy) for value in values]
 
 
 def vector(name: str, value: Any, *, remedy: str = "Pass a flat sequence of them.") -> np.ndarray:
-    """Returns a flat, not empty sequence of finite numbers as an array of floats."""
+    """Returns a flat, nonempty sequence of finite numbers as an array of floats."""
     array = _table(value)
     if array is None or array.ndim != 1 or not array.size or not np.all(np.isfinite(array)):
         refuse(name, "one or more finite numbers", value, remedy)
@@ -227,7 +227,7 @@ def schedule(
 
 
 def _check_absent(name: str, expected: str, value: Any, remedy: str, optional: bool) -> None:
-    """Refuses every value but None, and None unless it is `optional`."""
+    """Refuses every value except None, and None unless it is `optional`."""
     if value is not None or not optional:
         refuse(name, expected, value, remedy, optional=optional)
 

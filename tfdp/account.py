@@ -1,12 +1,12 @@
-"""Ties the ledger to the weights, so that the privacy spent on them counts in all later training.
+"""Attaches the ledger to the weights, so that privacy spent on them counts in all later training.
 
 An `Account` is attached to the variables and layers of a model, not to an optimizer or a model object.
-They keep it, with its ledger and budget, through `compile`, `make_private`, `load_model` and in layers
-that several models share. Changing the values of private weights is post-processing and costs nothing,
-so no value is read here.
+They keep it, with its ledger and budget, through `compile`, `make_private` and `load_model`, and in
+layers that several models share. Changing the values of private weights is post-processing and costs
+nothing, so no value is read here.
 
-Numbers that a user copies into a fresh model bring no ledger, and training of the same variables by a
-plain model between two private ones is not noticed: the first assumption of every statement.
+Numbers that a user copies into a fresh model carry no ledger, and plain training of the same variables
+between two private trainings is not detected. The first assumption of every statement covers both.
 """
 
 import keras
@@ -19,7 +19,7 @@ from tfdp.accounting.sampling import Unknown
 
 # Name of the ledger beside a model's own variables in a file.
 LEDGER_KEY = "tfdp_ledger"
-# Attribute of an optimizer: the steps that it had counted when the weights were declared to be public.
+# Attribute of an optimizer: the steps it had counted when the weights were declared public.
 DECLARED = "_tfdp_declared"
 
 
@@ -28,11 +28,11 @@ class Account:
 
     Attributes:
         session: the session of the last entry that was opened for steps, or None.
-        training: the training that runs, or None. Only one may run at a time.
+        training: the current training, or None. Only one may run at a time.
         plan: the plan that was declared for the next trainings: (epochs, steps), one of them None; or
             None.
-        start: what is known about the weights before private training: "assumed" (to be
-            independent of the private data) or "public" (the user declared that they are).
+        start: the status of the weights before private training: "assumed" (to be independent of the
+            private data) or "public" (the user declared that they are).
     """
 
     def __init__(self):
@@ -42,14 +42,14 @@ class Account:
 
     @property
     def ledger(self) -> Ledger:
-        """Everything that was spent; of the training that runs, all planned steps."""
+        """Everything that was spent, with all planned steps of the current training."""
         if self.session is not None:
             self.session.entry.record()
         return self._ledger
 
     @property
     def runs_so_far(self) -> list[Run]:
-        """The runs of the ledger; of the training that runs, only the steps taken."""
+        """The runs of the ledger, with only the steps taken of the current training."""
         entries = self.ledger.entries
         if self.training is not None and self.session is not None:
             entry = self.session.entry
@@ -64,7 +64,7 @@ class Account:
         return self.session.next_turn if open_one else 0
 
     def copy(self) -> "Account":
-        """An account of other weights with the same ledger; nothing is declared about those."""
+        """Returns an account for other weights with the same ledger, without declarations."""
         copy = Account()
         copy._ledger.merge(self.ledger)
         return copy
@@ -75,38 +75,38 @@ class Account:
             self.session.entry.close()
 
     def absorb(self, other: "Account") -> None:
-        """Takes over what another account knows, and closes the other account's open session."""
+        """Merges another account into this one, and closes the other account's open session."""
         other.close_session()
         self._ledger.merge(other.ledger)
         self.plan = self.plan or other.plan
 
     def enter_unaccounted(self, reason: str, declarable: bool = True) -> None:
-        """Enters training that was not accounted, for a reason; no finite epsilon is proven after it.
+        """Records training without accounting, after which no finite epsilon is proven.
 
         Args:
             reason: a whole sentence.
             declarable: whether `declare_public` may withdraw the entry.
         """
-        logging.warning("%s No finite epsilon is proven for these weights any more.", reason)
+        logging.warning("%s No finite epsilon can be proven for these weights any more.", reason)
         mechanism = NoMechanism(reason=reason, declarable=declarable)
         sampling = Unknown(num_examples=1, lot_size=1)
         run_id = self._ledger.open(Run(mechanism=mechanism, sampling=sampling, steps=1))
         self._ledger.record(run_id, 1)
 
     def declare_public(self) -> None:
-        """Notes that the user declares all unaccounted training to have used public data.
+        """Records the user's declaration that all unaccounted training used public data.
 
-        Such training is withdrawn from the ledger, also if a file brought it.
+        Such training is removed from the ledger, even if it was loaded from a file.
         """
         self.start = "public"
         self._ledger.withdraw_declarable()
 
 
 def account_of(model: keras.Model) -> Account:
-    """The account of the weights of a model; accounts that meet in a model become one.
+    """Returns the account of a model's weights, after merging all accounts in the model.
 
-    It is kept at the variables, which models may share, and at the layers that hold them, which may
-    exchange their variables (`quantize`).
+    It is attached to the variables, which models may share, and to their layers, which may replace
+    their variables (`quantize`).
     """
     first, *others = _accounts_in(model) or [Account()]
     for other in others:
@@ -119,7 +119,7 @@ def account_of(model: keras.Model) -> Account:
 
 
 def copy_ledgers(model: keras.Model, copy: keras.Model) -> None:
-    """Gives a copy of a model the ledgers of the weights whose numbers it has."""
+    """Copies the ledgers of a model's weights to a copy of the model."""
     for account in _accounts_in(model):
         account_of(copy).absorb(account.copy())
 
@@ -135,7 +135,7 @@ def _accounts_in(model):
 
 
 def known_steps(ledger: Ledger) -> int:
-    """Number of private steps taken in a ledger, the most of an optimizer that it accounts for."""
+    """Number of private steps in a ledger: the most that its optimizers may have counted."""
     private = [i for i, run in ledger.entries.items() if isinstance(run.mechanism, NoisyMechanism)]
     return sum(ledger.taken(run_id) for run_id in private)
 
@@ -146,11 +146,11 @@ def check_counted(optimizer, ledger: Ledger) -> None:
     known = known_steps(ledger) + vars(optimizer).get(DECLARED, 0)
     if taken > known:
         raise ValueError(
-            f"The optimizer has taken {taken} steps, and this model's ledger knows of {known}. "
-            "If it trained another model, compile each model with a new optimizer. Otherwise it was "
-            "restored from something that holds no ledger, such as a tf.train.Checkpoint or the "
-            "file of a plain model. Save with model.save or "
-            "model.save_weights, or keep model.privacy.ledger.to_json() beside the checkpoint and "
-            "merge it: model.privacy.ledger.merge(Ledger.from_json(text)). Declare steps on public "
-            "data by make_private(model, start='public')."
+            f"The optimizer has taken {taken} steps, but this model's ledger counts only {known}. "
+            "If it trained another model, compile each model with a new optimizer. Otherwise it "
+            "was restored from something without a ledger, such as a tf.train.Checkpoint or the "
+            "file of a plain model. Save with model.save or model.save_weights, or keep "
+            "model.privacy.ledger.to_json() beside the checkpoint and merge it: "
+            "model.privacy.ledger.merge(Ledger.from_json(text)). Declare steps on public data "
+            "with make_private(model, start='public')."
         )

@@ -1,4 +1,4 @@
-"""Keras callbacks: epsilon in the progress bar and in TensorBoard, and a stop at the budget.
+"""Keras callbacks: epsilon in the progress bar and in TensorBoard, and stopping at the budget.
 
 Example:
     >>> import keras, numpy as np, tfdp
@@ -42,8 +42,8 @@ def __dir__():
 def _private(model) -> PrivateTraining:
     if not isinstance(model, PrivateTraining):
         raise ValueError(
-            f"This callback reads what a private model has spent. Received: {type(model).__name__}. "
-            "Make the model private with tfdp.make_private(model)."
+            f"This callback needs a private model. Received: {type(model).__name__}. Make the "
+            "model private with tfdp.make_private(model)."
         )
     return model
 
@@ -52,10 +52,10 @@ class EpsilonCurve:
     """Epsilon after any number of steps of the current training, from few evaluations.
 
     Epsilon is computed at up to `points` step counts, each when it is first needed, so the cost does
-    not grow with the length of the training. For a step count in between, the curve returns the value
-    at the next of them: an upper bound, since what is released later includes what was released so
-    far. They are ends of epochs, of each one or of every few, and the end of the training, where the
-    curve is exact. Earlier spending on the same weights is included.
+    not grow with the length of the training. They are the ends of all or some epochs, and the end of
+    the training; there the curve is exact. For a step count in between, it returns the value at the
+    next one: an upper bound, since later releases include all earlier ones. Earlier spending on the
+    same weights is included.
 
     Construct a curve after the first step: until then, other callbacks may restore weights and their
     ledger.
@@ -103,7 +103,7 @@ class EpsilonCurve:
         self._values: dict[int, float] = {}
 
     def describes(self, model) -> bool:
-        """Whether the training, and what was spent before it, are still what the curve is made for."""
+        """Whether the curve is still valid for the current training and earlier spending."""
         privacy = model.privacy
         return privacy.ledger.changes == self._changes and privacy.current_run == self._run
 
@@ -112,7 +112,7 @@ class EpsilonCurve:
 
         Args:
             step: number of steps.
-            exact: whether it is computed at this very step if the plan is unknown.
+            exact: whether to compute it at exactly this step if the plan is unknown.
         """
         point = step if exact and step > self._counts[-1] else self.next_point(step)
         if point not in self._values:
@@ -159,7 +159,7 @@ class _Spending(keras.callbacks.Callback):
         return self._curves[kind]
 
     def _ended_early(self) -> bool:
-        """Whether a callback ended the training, and planned steps count that were not taken."""
+        """Whether a callback ended the training, so that planned steps count that were not taken."""
         session = self.model.privacy.account.session
         if session is None or not self.model.stop_training:
             return False
@@ -172,11 +172,11 @@ class _Spending(keras.callbacks.Callback):
 
 
 class PrivacyProgress(_Spending):
-    """Puts the epsilon spent so far beside loss and accuracy in the progress bar and the history.
+    """Shows the epsilon spent so far beside the loss in the progress bar and the history.
 
     Epsilon is computed at 16 step counts at most (see `EpsilonCurve`); between them, the value at the
-    next one is shown, which is never too small. The last value is that of `model.privacy.statement`:
-    where a training ended before its plan, it counts all planned steps.
+    next one is shown, which is never too small. The last value is that of `model.privacy.statement`: it
+    counts all planned steps, even if the training ended early.
 
     Args:
         delta: probability in (0, 1), below 1/N; None takes the delta of the model's budget.
@@ -216,7 +216,7 @@ class PrivacyProgress(_Spending):
         self._logs: dict = {}
 
     def on_epoch_begin(self, epoch, logs=None):
-        self._left = 0  # other callbacks may change the weights, and what is known about them, here
+        self._left = 0  # other callbacks may change the weights and their ledger here
 
     def _spent(self, exact=False):
         curve, steps = self._curve(self.kind), self.model.privacy.account.session.entry.so_far
@@ -244,9 +244,9 @@ class PrivacyProgress(_Spending):
 
 
 class StopAtBudget(keras.callbacks.Callback):
-    """Ends `fit` when the next step would be refused, instead of letting it raise.
+    """Ends `fit` when no further step is allowed, instead of raising an error.
 
-    A `fit` of which the budget allows no step at all raises `BudgetExhausted` all the same.
+    If the budget allows no step at all, `fit` still raises `BudgetExhausted`.
 
     Raises:
         ValueError: `fit` begins with a model that is not private or has no budget.
@@ -267,8 +267,8 @@ class StopAtBudget(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         if _private(self.model).privacy.budget is None:
             raise ValueError(
-                "StopAtBudget needs a model with a budget. Received one without. Make it private with "
-                "make_private(model, budget=tfdp.PrivacyBudget(epsilon, delta))."
+                "StopAtBudget needs a model with a budget, but this model has none. Make it "
+                "private with make_private(model, budget=tfdp.PrivacyBudget(epsilon, delta))."
             )
 
     def on_train_batch_end(self, batch, logs=None):
@@ -277,7 +277,7 @@ class StopAtBudget(keras.callbacks.Callback):
 
 
 class PrivacyTensorBoard(_Spending):
-    """Writes loss, metrics, both epsilons and the bound's diagnostics to TensorBoard, every epoch.
+    """Writes loss, metrics, both epsilons and clipping diagnostics to TensorBoard, every epoch.
 
     The scalars under "mechanism/" are those of the optimizer (`DPKerasOptimizer.scalars`). With
     matplotlib, the picture of `model.privacy.plot` is written when the training ends.

@@ -2,9 +2,9 @@
 
 Formal guarantees:
 
-* All planned steps count from the moment the first of them is authorized, as far as budgets allow them:
-  whatever ends a training may depend on what its steps released (docs/decisions/chosen_ends.md). So no
-  end, exception or save has to count them.
+* All planned steps that budgets allow count from the moment the first of them is authorized, because
+  the end of a training may depend on its releases (docs/decisions/chosen_ends.md). So no end, exception
+  or save has to count them.
 * The host authorizes steps before they run, never beyond the limit that budgets and tables set.
 * The number of counted steps only decreases by planned steps that are known never to run: the data
   ended before them, or the first execution failed before any of its steps began.
@@ -21,10 +21,10 @@ class Entry:
     """One run in a ledger, open for steps. It knows no model, optimizer or device.
 
     Args:
-        ledger: the ledger that holds the run.
-        run: the description. `run.steps` is how many steps it describes, not how many count: `counted`
-            and the ledger say that.
-        run_id: id of a run that another process began, to resume it; None enters a new run.
+        ledger: the ledger that contains the run.
+        run: the description. `run.steps` is the number of described steps, not of counted ones, which
+            is `counted`.
+        run_id: id of a run of another process, to resume it; None enters a new run.
         declared: number of steps of a plan that several trainings carry out, or 0.
 
     Attributes:
@@ -57,8 +57,8 @@ class Entry:
 
         Args:
             steps: number of planned steps of this entry, with those taken; infinite if unknown.
-            declared: as many of them as further trainings may carry out, too. They count whatever
-                the plans of these are.
+            declared: number of them that later trainings may carry out, too. They count whatever those
+                trainings plan.
         """
         if self._earlier_plan is None:
             self._earlier_plan = (self._planned, self.declared)
@@ -67,12 +67,12 @@ class Entry:
         self.limit_steps()
 
     def withdraw_plan(self) -> None:
-        """Withdraws the plan, of which no step ran; an earlier plan of the entry stays."""
+        """Withdraws a plan of which no step ran; an earlier plan of the entry stays."""
         self._planned, self.declared = self._earlier_plan or (0, 0)
         self.record()
 
     def end_plan(self) -> None:
-        """Fixes the counted steps: budgets that are set later do not change a plan that ended."""
+        """Fixes the number of counted steps: later budgets do not change a finished plan."""
         self.record()
         self.closed = self.closed or self.has_open_plan
         self._planned, self._earlier_plan, self._counted_before = 0, None, self.counted
@@ -94,9 +94,9 @@ class Entry:
         return math.inf if self.has_open_plan else self.counted
 
     def surplus(self, steps: float) -> float:
-        """Steps of an earlier declared plan that are left out if `steps` further ones are planned.
+        """Number of steps of an earlier declared plan left out if `steps` more are planned.
 
-        Further steps that fit into what is left of the plan carry it out; others come on top.
+        If the further steps fit into the rest of the plan, they carry it out; otherwise they are added.
         """
         left = max(self.counted, self.declared) - self.taken
         return 0 if self._resumed or steps <= left else left
@@ -110,7 +110,7 @@ class Entry:
     def is_settled(self) -> bool:
         """Whether another training may take its steps in this entry.
 
-        It may not where steps are counted that were left out: its own would hide among them.
+        It may not if counted steps were left out: its own would be hidden among them.
         """
         if self.closed or os.getpid() != self._process:
             return False
@@ -126,7 +126,7 @@ class Entry:
         if self.closed:
             return
         counted = self.counted
-        if counted > self._recorded[0]:  # a file with more steps of this run was loaded meanwhile
+        if counted > self._recorded[0]:  # a file with more steps of this run was loaded
             self._counted_before = counted
         planned = min(self._planned, self.limit)
         is_open = math.isinf(planned)
@@ -162,8 +162,8 @@ class Entry:
         """
         if os.getpid() != self._process:
             raise RuntimeError(
-                "This process was forked in the middle of a training: both would draw the same noise. "
-                "Call fit() or train_on_batch() again after os.fork()."
+                "This process was forked during a training, so both processes would draw the same "
+                "noise. Call fit() or train_on_batch() again after os.fork()."
             )
         if self.closed:
             raise RuntimeError(

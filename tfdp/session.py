@@ -1,4 +1,4 @@
-"""What the private steps of one ledger entry use on the device.
+"""The device side of one ledger entry: the optimizer, the variables and the place of a step.
 
 Formal guarantee: a step takes everything that its run's proof depends on from the frozen run (noise
 multiplier, clip norm, strategy, momentum, the table of learning rates, the largest lot). The other
@@ -24,13 +24,13 @@ _STEP_STRIDE = 0x85EBCA6B  # odd, so that no two of the first 2^32 steps share a
 class Session:
     """An entry of the ledger with the optimizer and the variables of its steps.
 
-    A session is a plain object, which Keras does not track, so no file holds it.
+    A session is a plain object, which Keras neither tracks nor saves.
 
     Attributes:
         entry: counts the steps.
         optimizer: the optimizer that takes the steps.
         variables: the trainable variables.
-        facts: what is accounted of the steps: a run without steps and without tables over them.
+        facts: the accounted facts of the steps: a run without steps and without tables over them.
         first_iteration: the optimizer's iteration at the run's first step.
         physical_batch_size: number of rows in one chunk; None processes a lot as a whole.
         lots: the `tfdp.data.Lots` that the steps draw from; None for other batches.
@@ -63,7 +63,7 @@ class Session:
         self._place: tf.Tensor | None = None
         self._secret = tuple(int.from_bytes(os.urandom(4)) for _ in range(2))
 
-    # -- what a step takes from the run ----------------------------------------------------------
+    # -- values that a step takes from the run ---------------------------------------------------
 
     @property
     def run(self) -> Run:
@@ -87,7 +87,7 @@ class Session:
 
     @contextlib.contextmanager
     def step(self):
-        """Context of a step, in which `place`, and so the noise, is known before the step begins."""
+        """Context that fixes `place`, and so the noise, before the step begins."""
         self._place = self._begun.read_value()
         try:
             yield
@@ -97,7 +97,7 @@ class Session:
     def value(self, name: str) -> float | tf.Tensor:
         """The value of a field of the run's mechanism at the present step.
 
-        The field is one number; or a table with one for each step, whose entry is a float64 tensor.
+        A number is returned as it is; the entry of a table over steps is a float64 tensor.
         """
         value = getattr(self.run.mechanism, name)
         if not isinstance(value, tuple):
@@ -107,10 +107,10 @@ class Session:
     def seed_shift(self) -> tf.Tensor:
         """The number that this step adds to the seeds of random layers: an int64 tensor [2].
 
-        A row gets its dropout mask by its place in the lot, and an example that is drawn moves others
-        to other places. Amplification by sampling needs that the others reveal nothing of it, so nobody
-        may know which mask belongs to which place. Therefore masks depend on a secret of the session,
-        another one for every step and replica, which the seeds of a model do not show.
+        A row's dropout mask depends on its place in the lot, and drawing one more example moves others
+        to other places. Amplification by sampling requires that the others reveal nothing about it, so
+        nobody may know which mask belongs to which place. Therefore masks depend on a secret of the
+        session, another one for every step and replica, which a model's seeds do not reveal.
 
         With a user's seed for noise or lots, nothing is proven, and masks are as in Keras.
         """
@@ -122,12 +122,12 @@ class Session:
         return tf.stack([self._secret[0], self._secret[1] + number * _STEP_STRIDE])
 
     def check_step(self, variables: Sequence, optimizer) -> None:
-        """Raises RuntimeError if a step has other variables, or another optimizer, than the session."""
+        """Raises RuntimeError if the variables or the optimizer differ from the session's."""
         if not self.trains(variables, optimizer):
             raise RuntimeError(
-                "The optimizer or the set of trainable weights changed in the middle of a training, "
-                "and the accounting describes the ones that it began with. Change them between calls "
-                "of fit() or train_on_batch() only."
+                "The optimizer or the set of trainable weights changed during a training, but the "
+                "accounting describes the ones at its start. Change them only between calls of "
+                "fit() or train_on_batch()."
             )
 
     def trains(self, variables: Sequence, optimizer) -> bool:
@@ -139,20 +139,20 @@ class Session:
         """Raises RuntimeError if an engine declares a larger sensitivity than the accounting assumes.
 
         Args:
-            declared: as the result of `assumed_sensitivity`.
+            declared: in the units of `assumed_sensitivity`.
         """
         assumed = assumed_sensitivity(self.run)
         if not declared <= assumed * (1 + 1e-9):
             raise RuntimeError(
-                f"The engine lets one example move the sum by {declared:g} clip norms, and the "
-                f"accounting of this run assumes {assumed:g}. Nothing was changed; report this model "
-                "as a bug."
+                f"The engine lets one example move the sum by {declared:g} clip norms, but the "
+                f"accounting of this run assumes {assumed:g}. The weights are unchanged. Report "
+                "this model as a bug."
             )
 
     def admitted(self, sample_weight: tf.Tensor) -> tf.Tensor:
         """Sets the weights [rows] of rows beyond the largest lot of the proof to zero.
 
-        They are chosen by their place alone, so no example decides about another one.
+        They are chosen by their place alone, so no example affects the choice of another.
         """
         largest = self.run.sampling.largest_lot
         if largest is None:
@@ -165,7 +165,7 @@ class Session:
     def fixes_rows(self) -> bool:
         """Whether the proof needs lots of one fixed number of rows.
 
-        It does if the network normalizes with statistics of the lot, and the sampling limits its size.
+        It does if the network normalizes with statistics of the lot and the sampling limits its size.
         """
         return self.run.contribution.batch_statistics and self.run.sampling.largest_lot is not None
 
@@ -174,7 +174,7 @@ class Session:
     def begin_step(self) -> None:
         """Marks on the device that a step has begun. `Entry.authorize` counted it before, on the host.
 
-        The mark gives the step its `place`, and tells which authorized steps never began.
+        The mark gives the step its `place`, and shows which authorized steps never began.
         """
         self._begun.assign_add(1)
 

@@ -36,7 +36,7 @@ def outputs(f, x):
 
 def test_a_layer_that_stores_what_it_saw_is_refused_by_name():
     f = forward(layers.Dense(2), Remembers())
-    with pytest.raises(ValueError, match=r"seen.*keep what private examples wrote"):
+    with pytest.raises(ValueError, match=r"seen.*store private data without noise"):
         outputs(f, np.ones((2, 3)))
     assert np.all(f.model.layers[-1].seen.numpy() == 0.0)
 

@@ -93,7 +93,7 @@ def test_another_optimizer_or_other_weights_in_the_middle_are_refused(change):
             if batch == 1:
                 change(self.model)
 
-    with pytest.raises(RuntimeError, match="in the middle of a training"):
+    with pytest.raises(RuntimeError, match="changed during a training"):
         train(small(), callbacks=[Changes()])
 
 

@@ -13,7 +13,7 @@ import re
 import sys
 import warnings
 
-if sys.platform == "win32":  # which has neither its locks nor its permissions of secret files
+if sys.platform == "win32":  # tfdp needs POSIX file locks and permissions
     raise ImportError("tfdp runs on Linux and macOS. On Windows, use it in WSL 2.")
 
 # Imported under other names, because this package has modules `keras` and `tensorflow` of its own.
@@ -21,9 +21,9 @@ import keras as the_keras
 
 if the_keras.backend.backend() != "tensorflow":
     raise ImportError(
-        "tfdp needs Keras on the TensorFlow backend. Expected keras.backend.backend() == "
-        f"'tensorflow'. Found: {the_keras.backend.backend()!r}. Set the environment variable "
-        "KERAS_BACKEND=tensorflow (or edit ~/.keras/keras.json) before Keras is imported."
+        "tfdp needs Keras on the TensorFlow backend, but the backend is "
+        f"{the_keras.backend.backend()!r}. Set the environment variable KERAS_BACKEND=tensorflow "
+        "(or edit ~/.keras/keras.json) before Keras is imported."
     )
 
 # TensorFlow is imported after the check: with another backend it need not be installed.

@@ -1,4 +1,4 @@
-"""Texts beside the arrays in Keras' files of weights.
+"""Stores texts beside the arrays in Keras' weight files.
 
 This module relies on the layout of these files, as seen in Keras 3.13.0 and 3.15.1. A `.keras` file is
 a ZIP archive whose member `model.weights.h5` holds the weights. A `.weights.h5` file is that member by
@@ -18,8 +18,8 @@ def write_text(store, name: str, text: str) -> None:
     """Writes a text beside the variables of the model that is being saved.
 
     Args:
-        store: the argument of `save_own_variables` of a model, before any array was written. A dict,
-            which is no file, takes none.
+        store: the argument of `save_own_variables` of a model, before any array was written. If it is a
+            dict, and not a file, nothing is written.
         name: name of the text.
         text: a string of any length.
     """
@@ -42,9 +42,9 @@ def optimizer_in(store) -> dict[str, np.ndarray]:
     """The variables of the optimizer in the file that a model is being loaded from, by number.
 
     Args:
-        store: the argument of `load_own_variables` of a model, which is another group's afterwards;
-            Keras looks up the next layer's group anew. For a model inside of the file's model, and
-            without an optimizer, the result is empty.
+        store: the argument of `load_own_variables` of a model. It is left at another group, since Keras
+            looks up each layer's group again. For an inner model, and without an optimizer, the result
+            is empty.
     """
     if isinstance(store, dict) or store._h5_entry_path:
         return {}

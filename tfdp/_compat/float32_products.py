@@ -1,12 +1,12 @@
 """Products of float32 numbers to nearly float32 precision, also where a GPU rounds them.
 
-GPUs multiply float32 matrices in TensorFloat-32, which keeps 10 bits of a fraction, unless that is
-turned off. A model's own passes may: another gradient is a gradient, too. But the norm of a gradient
-and the sum that it enters must be those of the same numbers. Where a gradient cancels over its
-positions, products of rounded factors are off by far more than the norm allows for.
+By default, GPUs multiply float32 matrices in TensorFloat-32, which keeps 10 bits of a fraction. This is
+fine in a model's own passes, where it only changes the gradient. But the norm of a gradient and the sum
+must be computed from the same numbers. Where a gradient cancels over its positions, the error from
+rounded factors is far larger than the margin of the norm.
 
-So the products that norms, sums and noise consist of are taken apart: a factor is its first 11 binary
-digits, which TensorFloat-32 has, and a rest. Three products of such parts have 20 binary digits.
+So the products in norms, sums and noise are split: a factor is its first 11 binary digits, which
+TensorFloat-32 has, plus a remainder. Three products of such parts have 20 binary digits.
 """
 
 import tensorflow as tf
@@ -18,12 +18,12 @@ _KEPT = 0xFFFFE000
 
 
 def unit() -> float:
-    """Returns the relative rounding error of one product: of `product`, or of float32 arithmetic."""
+    """Returns the relative rounding error of one product: that of `product`, or of float32 on a CPU."""
     return 2.0**-20 if on_gpu() else 2.0**-24
 
 
 def product(multiply, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    """Returns `multiply(a, b)` to about 20 binary digits, whatever the device rounds.
+    """Returns `multiply(a, b)` to about 20 binary digits, on any device.
 
     Args:
         multiply: a function of two tensors, linear in each, such as `tf.matmul`.

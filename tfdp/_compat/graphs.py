@@ -1,4 +1,4 @@
-"""Reads graphs that were traced: what a tensor depends on, and parts of a graph run again."""
+"""Analyses traced graphs: what a tensor depends on, and how to repeat parts of a graph."""
 
 import tensorflow as tf
 from tensorflow.python.ops.parallel_for import pfor
@@ -27,13 +27,13 @@ def called_graph(operation: tf.Operation):
 
 
 class Dependence:
-    """Answers, for tensors in the graph of one row's pass, whether they depend on the row.
+    """Decides for tensors in the graph of one row's pass whether they depend on the row.
 
-    In `tf.vectorized_map`, everything that does comes from the number of the row, which is a
-    placeholder with a default. In the graph of a loop's body, every argument counts as depending on it.
+    In `tf.vectorized_map`, all that do are computed from the number of the row, which is a placeholder
+    with a default. In the graph of a loop's body, every argument counts as depending on it.
 
     Args:
-        weights: tensors that do not depend on the row, whatever they are made of.
+        weights: tensors that do not depend on the row, whatever they are computed from.
     """
 
     def __init__(self, weights=()):
@@ -55,11 +55,11 @@ class Dependence:
 
 
 def _draws(operation):
-    """Whether an operation has a state, as a generator has, so that its results differ by row."""
+    """Whether an operation has a state, such as a generator's, so that its results differ by row."""
     return operation.op_def.is_stateful and operation.type not in _READS
 
 
-# Operations that TensorFlow counts among those with a state, because they read a variable.
+# Operations that TensorFlow considers stateful, because they read a variable.
 _READS = ("ReadVariableOp", "ResourceGather", "VarHandleOp")
 
 
@@ -71,7 +71,7 @@ def _sources(operation):
         return [tensor.op for tensor in operation.inputs]
     for outside, inside in captured(operation.graph):
         if inside.op is operation:
-            # What is captured from outside of all graphs is a constant, or the handle of a variable.
+            # A tensor captured from outside of all graphs is a constant, or the handle of a variable.
             return [outside.op] if tf.is_symbolic_tensor(outside) else []
     return None  # an argument of the graph
 
@@ -87,18 +87,18 @@ def reached(tensors: list) -> set:
 
 
 class NotReplayable(Exception):
-    """A graph has an operation that cannot be run again by itself."""
+    """A graph has an operation that cannot be repeated by itself."""
 
 
 def replayed(wanted: list, known: dict) -> list:
-    """Returns the values of tensors of a graph, by the operations that they come from.
+    """Returns the values of tensors of a graph, by repeating the operations that they come from.
 
-    The operations are run anew in the graph that is being built. Gradients of functions
-    (`tf.custom_gradient`, as in `tf.nn.silu`) are forgotten: derivatives are those of the operations.
+    The operations are repeated in the graph that is being built. Custom gradients
+    (`tf.custom_gradient`, as in `tf.nn.silu`) are lost: derivatives are those of the operations.
 
     Args:
         wanted: tensors of one graph.
-        known: {reference to tensor of that graph: value}; what these come from is not run.
+        known: {reference to tensor of that graph: value}; the operations before these are not repeated.
 
     Raises:
         NotReplayable: an operation calls a function, or an argument of the graph has no value.
@@ -115,7 +115,7 @@ def outside(tensor: tf.Tensor) -> tf.Tensor:
     """Returns the value of a tensor in the graph that is being built.
 
     Args:
-        tensor: of that graph, or of a graph inside of it; there it depends on what is captured only.
+        tensor: of that graph, or of a graph inside of it; there it depends on captured tensors only.
     """
     while tensor.graph is not tf.compat.v1.get_default_graph():
         known = {inner.ref(): outer for outer, inner in captured(tensor.graph)}
@@ -139,7 +139,7 @@ def _run(operation, inputs):
     calls = any("func" in attribute.type for attribute in definition.attr)
     if calls or operation.type == "Placeholder":
         raise NotReplayable(operation.type)
-    # Attributes that TensorFlow adds, such as a gradient of one's own, begin with an underscore.
+    # Attributes that TensorFlow adds, such as a custom gradient, begin with an underscore.
     attributes = operation.node_def.attr
     own = {attribute.name: attributes[attribute.name] for attribute in definition.attr}
     dtypes = [output.dtype for output in operation.outputs]

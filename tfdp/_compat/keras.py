@@ -1,7 +1,7 @@
-"""Non-public names that tfdp borrows from Keras, each wrapped in one function or name of its own.
+"""Non-public names that tfdp borrows from Keras, each wrapped in one function or name.
 
-The borrowed names were seen in both Keras 3.13.0 and 3.15.1. None has a default value, which would hide
-a change. `tests/_compat/test_overrides.py` lists the methods that tfdp overrides or replaces.
+The borrowed names exist in both Keras 3.13.0 and 3.15.1. None has a default value, which would hide a
+change. `tests/_compat/test_overrides.py` lists the methods that tfdp overrides or replaces.
 """
 
 import contextlib
@@ -40,8 +40,8 @@ _ADD, _SQUEEZE = numpy.add, numpy.squeeze
 # The class that gives a layer its `fit`; versions of Keras have different names for it.
 Trainer = keras.Model.__bases__[0]
 
-# Public, and here for `tfdp.data`, which needs no Keras to be imported: a module of its that uses Keras
-# imports it from here, so that another backend is refused first.
+# Public, and here for `tfdp.data`, which can be imported without Keras: its modules that use Keras
+# import it from here, so that another backend is refused first.
 floatx = keras.config.floatx
 
 # Methods by which a container layer decides whether to compute without calling its inner layers.
@@ -78,10 +78,10 @@ def dropout_masks(cell) -> dict:
 
 
 def forget_dropout_masks(model) -> None:
-    """Lets recurrent cells draw new masks after a pass that ended with an error.
+    """Makes recurrent cells draw new masks after a pass that ended with an error.
 
     A layer does so at the end of its call (`RNN._maybe_reset_dropout_masks`). A mask that is left over
-    belongs to the pass before, where all rows of the next pass would have it.
+    belongs to the failed pass, and all rows of the next pass would share it.
     """
     for cell in layers_of(model):
         for reset in ("reset_dropout_mask", "reset_recurrent_dropout_mask"):
@@ -90,7 +90,7 @@ def forget_dropout_masks(model) -> None:
 
 @contextlib.contextmanager
 def replaced(instance, **attributes):
-    """Context in which an instance has other attributes, set past any attribute tracking of Keras."""
+    """Context in which an instance has other attributes, which bypass Keras' attribute tracking."""
     own = vars(instance)
     missing = object()
     before = {name: own.get(name, missing) for name in attributes}
@@ -118,8 +118,8 @@ def layers_of(layer, *, itself: bool = False) -> list:
 def normalizes_by_batch(layer) -> bool:
     """Whether a layer is a BatchNormalization that uses and keeps statistics of the batch in training.
 
-    With `trainable=False`, `keras.layers.BatchNormalization.call` takes the moving statistics, and
-    assigns nothing, also in training. A `call` of one's own may do anything.
+    With `trainable=False`, `keras.layers.BatchNormalization.call` uses the moving statistics, and
+    assigns nothing, even in training. A custom `call` may do anything.
 
     Args:
         layer: any layer or operation.
@@ -135,10 +135,10 @@ def is_frozen_by_flag(layer: keras.layers.BatchNormalization) -> bool:
 
 
 def become(layer, other) -> None:
-    """Makes a layer another one, in place, for everything that holds it (`_inbound_nodes`).
+    """Turns a layer into another one, in place, for all models that contain it (`_inbound_nodes`).
 
-    Both objects share their attributes then, because Keras binds methods such as `build` to the object
-    that it made.
+    Afterwards both objects share their attributes, because Keras binds methods such as `build` to the
+    object on creation.
 
     Args:
         layer: a layer, which may be called in functional models.
@@ -146,7 +146,7 @@ def become(layer, other) -> None:
     """
     accepted = inspect.signature(other.call).parameters
     for _, kwargs in uses_of(layer):
-        for name in kwargs.keys() - accepted.keys():  # Keras notes training and mask=None
+        for name in kwargs.keys() - accepted.keys():  # Keras records training and mask=None
             del kwargs[name]
     nodes = ("_inbound_nodes", "_outbound_nodes")
     vars(other).update({name: vars(layer)[name] for name in nodes})
@@ -155,7 +155,7 @@ def become(layer, other) -> None:
 
 
 def take_policy(layer) -> None:
-    """Gives a layer its own policy of those of a `DTypePolicyMap`, as before its model was saved.
+    """Gives a layer its own policy from a `DTypePolicyMap`, as before its model was saved.
 
     Keras cannot save a quantized layer whose `_dtype_policy` is the map.
     """
@@ -173,7 +173,7 @@ def was_given_vocabulary(layer) -> bool:
 
 
 def pads_to_its_own_length(layer) -> bool:
-    """Whether a TextVectorization returns as many numbers for every text, whatever the other texts.
+    """Whether a TextVectorization returns outputs of one length, whatever the texts.
 
     The attributes are `_output_sequence_length`, `_output_mode` and `_ragged`.
     """
@@ -213,7 +213,7 @@ def uses_of(operation) -> list:
 
 
 def compute_loss_as_keras(model, x, y, y_pred, sample_weight):
-    """The loss of a model in training, from its `compute_loss` with or without `training`.
+    """The loss of a model in training, from a `compute_loss` with or without argument `training`.
 
     This is `Trainer._compute_loss`, which Keras' own training step calls.
     """
@@ -226,7 +226,7 @@ def without_penalties(model):
     """Context in which `losses` of a model's layers leave out the penalties of weight regularizers.
 
     It replaces `Layer._get_regularization_losses` of the model and of each layer in it, and yields a
-    list that is not empty once somebody has asked for them.
+    list that is not empty once they were requested.
     """
     asked = []
 
@@ -253,10 +253,10 @@ def _during(variable, value):
 def without_recomputation():
     """Context in which `keras.RematScope`, `keras.remat` and `tf.recompute_grad` do nothing.
 
-    Recomputation gives no gradient to what a function reads besides its arguments, unless it is a
-    variable, and in a pass the weights are values. All three call TensorFlow's function by its module,
-    so tfdp replaces it there, once; it is TensorFlow's own but in this context, which is one of a
-    single thread.
+    Recomputation gives no gradient to tensors that a function reads besides its arguments, and in a
+    pass the weights are tensors. All three look up TensorFlow's function in its module, so tfdp
+    replaces it there, once; outside of this context, which is local to a thread, it is TensorFlow's
+    own.
     """
     return _during(_recomputes, False)
 
@@ -300,7 +300,7 @@ def without_optionals(model, step):
 
 
 def unpickled(content: io.BytesIO):
-    """The object of which `__reduce__` returned the content (`KerasSaveable._unpickle_model`)."""
+    """The object whose `__reduce__` returned the content (`KerasSaveable._unpickle_model`)."""
     return keras.Model._unpickle_model(content)
 
 
@@ -312,18 +312,18 @@ _of_rows = contextvars.ContextVar("of_rows", default=None)  # a `Dependence`
 def as_in_a_larger_batch():
     """Context in which `keras.ops.add` and `squeeze` see that a batch may have other rows.
 
-    Keras 3.15 takes an added tensor for a bias if exactly one of its axes is longer than one and as
-    long as the last axis or the second one of what it is added to. In a batch of one, this can be an
-    ordinary tensor: in [1, 5, 5] + [1, 5, 1], Keras adds the second tensor along the wrong axis. In a
-    larger batch, a tensor of the rows has their axis besides, so it is never taken for a bias. In the
-    same way, `squeeze` without an axis would remove the axis of the rows.
+    Keras 3.15 treats an added tensor as a bias if exactly one of its axes is longer than one and as
+    long as the last or the second axis of the other tensor. In a batch of one, this can be an ordinary
+    tensor: in [1, 5, 5] + [1, 5, 1], Keras adds the second tensor along the wrong axis. In a larger
+    batch, such a tensor also has the axis of the rows, so it is never treated as a bias. In the same
+    way, `squeeze` without an axis would remove the axis of the rows.
 
     tfdp runs batches of one, whose length is known. In this context, tensors that depend on the row are
-    treated as in a larger batch. What Keras makes of weights is the same for any batch, and stays.
+    treated as in a larger batch. Keras treats weights in the same way for any batch, which stays.
 
-    Keras calls both functions by their module, and takes no other in an argument. So tfdp replaces them
-    there, once; they are Keras' own but in this context, which is one of a single thread. A batch of
-    unknown length would need no context, but many more operations for shapes.
+    Keras looks up both functions in their module, so tfdp replaces them there, once; outside of this
+    context, which is local to a thread, they are Keras' own. A batch of unknown length would need no
+    context, but many more operations for shapes.
     """
     return _during(_of_rows, Dependence())
 
@@ -335,7 +335,7 @@ def _is_of_row(x):
 
 @functools.wraps(_ADD)
 def _add(x1, x2):
-    # Keras takes nothing else for a bias.
+    # Keras treats nothing else as a bias.
     is_like_bias = sum(n != 1 for n in getattr(x2, "shape", ())) == 1
     if not is_like_bias or not _is_of_row(x2) or isinstance(x1, tf.SparseTensor):
         return _ADD(x1, x2)

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from tfdp._compat.tensorflow import inside_xla
 
-# With up to this many input channels, a look-up copies too few numbers at once. Patches are made with
-# the positions as the last axis then (64 images of 28x28x1, kernels of 8: 2.6 ms, and 3.3 by look-ups).
+# With up to this many input channels, a look-up copies too few numbers at once. Then patches are made
+# with the positions as the last axis (64 images of 28x28x1, kernels of 8: 2.6 ms, and 3.3 by look-ups).
 THIN_CHANNELS = 4
 
 
@@ -67,10 +67,10 @@ class Window:
         return self._seen(padded, [*itertools.product(*map(range, self.size))])
 
     def _seen(self, padded, offsets):
-        """Returns what all positions see at some offsets: [rows, positions, offsets * channels].
+        """Returns the inputs of all positions at some offsets: [rows, positions, offsets * channels].
 
-        One look-up copies less than slices that are joined (64 rows of 13x13x16, kernels of 4: 1.1 ms
-        for 1.9). XLA copies slices faster (64 rows of 16x16x32, kernels of 3: 2.9 ms for 8.6).
+        One look-up copies less than concatenated slices (64 rows of 13x13x16, kernels of 4: 1.1 ms for
+        1.9). XLA copies slices faster (64 rows of 16x16x32, kernels of 3: 2.9 ms for 8.6).
         """
         space, positions = padded.shape[1:-1], self.positions(padded)
         axes = [*zip(positions, self.strides, self.dilation, strict=True)]
@@ -131,10 +131,10 @@ class Window:
 
 
 def unfused(volumes: tf.Tensor) -> tf.Tensor:
-    """Returns the same volumes, so that TensorFlow does not merge an operation before a convolution.
+    """Returns the same volumes, to prevent TensorFlow from fusing an operation with a convolution.
 
-    TensorFlow 2.21 with oneDNN merges a Pad (a layer ZeroPadding3D) into the Conv3D after it, and
-    forgets that the convolution has padding of its own. The result has a wrong shape.
+    TensorFlow 2.21 with oneDNN fuses a Pad (a layer ZeroPadding3D) with the Conv3D after it, and
+    ignores the convolution's own padding. The result has a wrong shape.
     """
     return tf.raw_ops.PlaceholderWithDefault(input=volumes, shape=volumes.shape)
 
@@ -170,10 +170,10 @@ def kernel_gradients(
     """Returns the gradient of the kernel for each row.
 
     Args:
-        inputs: [images, *spatial, channels], what the convolution was given: the same number of images
+        inputs: [images, *spatial, channels], the inputs of the convolution: the same number of images
             for each row, one or more.
-        outputs: [rows, positions, filters], the gradient with respect to what it returned, at the
-            positions of all images of a row.
+        outputs: [rows, positions, filters], the gradient at its outputs, at the positions of all images
+            of a row.
         window: how the kernel slides.
         shape: the shape of the kernel, [*window.size, channels // groups, filters].
 
@@ -193,7 +193,7 @@ def kernel_gradients(
 
 
 def products_by_rows(inputs, outputs, window):
-    """The same gradients before their axes are put in order, which is cheaper after a sum.
+    """The same gradients before their axes are reordered, which is cheaper after a sum.
 
     There is one product for each row of the kernel, so that the patches are never copied into one
     tensor.

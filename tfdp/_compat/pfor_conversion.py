@@ -1,4 +1,4 @@
-"""What the rules that tfdp adds to `tf.vectorized_map` have in common.
+"""Common parts of the rules that tfdp adds to `tf.vectorized_map`.
 
 `RULES` is tfdp's own table of rules: those of TensorFlow, of which the modules `pfor_*` replace some.
 TensorFlow's table stays as it is.
@@ -19,7 +19,7 @@ wrap = pfor.wrap
 transposed = pfor._transpose_first_two_dims
 list_ops, rows_inside = pfor.list_ops, pfor._tile_variant
 
-AT_ONCE = "tfdp_at_once"  # the attribute of an operation that has a rule of its own
+AT_ONCE = "tfdp_at_once"  # the attribute of an operation with its own rule
 
 
 def rule(*names: str) -> Callable:
@@ -71,7 +71,7 @@ def called(pfor_input, name: str, inputs: list) -> list:
 
 
 def looped(pfor_input) -> list:
-    """The conversion of an operation that runs it for one example after the other.
+    """The conversion of an operation that runs it for one example at a time.
 
     Args:
         pfor_input: the operation, as a rule receives it.
@@ -91,10 +91,10 @@ def looped(pfor_input) -> list:
 
 
 def at_once(function: Callable, rows: list, shared: list, kept: Sequence = ()) -> tuple[list, list]:
-    """Calls a function, which `tf.vectorized_map` calls once more with the rows of all examples.
+    """Calls a function, which `tf.vectorized_map` calls again with the rows of all examples.
 
     TensorFlow vectorizes a loop operation by operation, which takes seconds to trace, and every step of
-    such a loop moves all that it carries. A function that treats rows one by one can run on the rows of
+    such a loop copies its whole state. A function that treats rows one by one can run on the rows of
     all examples as it is. No gradient flows through the call.
 
     Args:
@@ -102,8 +102,8 @@ def at_once(function: Callable, rows: list, shared: list, kept: Sequence = ()) -
             keep); it treats rows one by one.
         rows: tensors [rows, ...].
         shared: tensors that do not depend on the example.
-        kept: what a function kept in another such call, for the rows of all examples. These tensors
-            may be of any kind, such as lists of tensors. Nothing else may use them.
+        kept: tensors that another such call kept, for the rows of all examples. They may be of any
+            kind, such as lists of tensors. Nothing else may use them.
 
     Returns:
         (tensors [rows, ...], tensors to keep).
@@ -138,7 +138,7 @@ def at_once(function: Callable, rows: list, shared: list, kept: Sequence = ()) -
 
 
 def taken(rows, index):
-    """Returns a row by its number in the map; all rows of the map are `rows`, which are not copied.
+    """Returns a row by its number in the map; for all rows of the map, this is `rows` without a copy.
 
     `tf.vectorized_map` looks up each row unless it knows how many there are.
     """
@@ -148,9 +148,9 @@ def taken(rows, index):
 
 
 class Loop(WhileV2):
-    """The conversion of a loop, without lists where rows take different numbers of steps.
+    """The conversion of a loop; refuses lists where rows take different numbers of steps.
 
-    TensorFlow forgets elements of a list there, and its gradient fails for a row that takes none.
+    TensorFlow loses elements of a list there, and its gradient fails for a row that takes no step.
     """
 
     def _process_cond_stacked(self, conditions, indices, inputs, *others):
@@ -161,7 +161,7 @@ class Loop(WhileV2):
         return super()._process_cond_stacked(conditions, indices, inputs, *others)
 
 
-_MERGED = "tfdp_merged"  # the attribute of an operation that only took the axes of a tensor apart
+_MERGED = "tfdp_merged"  # the attribute of an operation that only split an axis
 
 
 def is_apart(tensor) -> bool:
@@ -172,9 +172,9 @@ def is_apart(tensor) -> bool:
 def merged(tensor):
     """Merges the first two axes: [examples, rows, ...] to [examples * rows, ...].
 
-    What `apart` took apart is returned as it was. So operations on batches follow one another as they
-    do in a plain model, and TensorFlow merges them (convolution, bias and activation), or keeps for a
-    gradient what an operation found (the places of a pool's maxima): it looks at neighbours only.
+    The result of `apart` is returned as it was before. So operations on batches follow each other
+    directly, as in a plain model, and TensorFlow fuses them (convolution, bias and activation), or
+    reuses their results in a gradient (the positions of a pool's maxima).
     """
     if is_apart(tensor):
         return getattr(tensor.op, _MERGED)

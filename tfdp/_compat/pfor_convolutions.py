@@ -5,7 +5,7 @@ the padding is explicit. These rules compute it from patches; they loop only ove
 and under explicit padding.
 
 Where all rows share the inputs (public examples), TensorFlow 2.21 silently merges the rows into the
-channels: of a convolution in groups, it mixes the groups up, and for a depthwise convolution it has no
+channels, which mixes up the groups of a grouped convolution; for a depthwise convolution it has no
 rule. These rules repeat the inputs for each row instead.
 
 On a CPU, TensorFlow has neither groups nor channels first for volumes, so Keras compiles such layers
@@ -110,7 +110,7 @@ def _axis(pfor_input):
 
 
 def _last(pfor_input, name):
-    """An attribute with one number for each axis, as it is with channels last."""
+    """An attribute with one number for each axis, in the order with channels last."""
     found = list(pfor_input.get_attr(name))
     return [found[0], *found[2:], found[1]] if _is_channels_first(pfor_input) else found
 
@@ -127,7 +127,7 @@ def _channels_last(pfor_input, values):
 
 
 def _as_before(pfor_input, values):
-    """Returns [examples * batch, ...] with channels last as the operation would, for each example."""
+    """Returns [examples * batch, ...] with channels last in the operation's format, by example."""
     if _is_channels_first(pfor_input):
         values = tf.transpose(values, [0, values.shape.rank - 1, *range(1, values.shape.rank - 1)])
     first = pfor_input.op.outputs[0].shape[0]

@@ -3,10 +3,10 @@
 For a token beyond the vocabulary or a label that is no class, TensorFlow ends the step with an error on
 a CPU. Under XLA its rules for `tf.vectorized_map` are worse: the gradient of a table is one scatter for
 all examples, with the tables side by side, and an index beyond one table is an entry of the next. Both
-tell of one example what nobody may know, and the second changes what the others add.
+reveal information about one example, and the second changes the gradients of others.
 
-With the rules of this module, such an index has a result that is not a number, as if the example had
-held a NaN: its gradient counts zero, and the diagnostics count the example.
+With the rules of this module, such an index results in NaN, as if the example contained one: its
+gradient counts as zero, and the diagnostics count the example.
 """
 
 import tensorflow as tf
@@ -21,7 +21,7 @@ _INDICES = 1
 def gather(own, pfor_input):
     indices, values = pfor_input.input(_INDICES), pfor_input.input(0)
     axis = tf.get_static_value(pfor_input.op.inputs[2])
-    # The row of each example itself is found with the number of the example.
+    # This look-up finds the row of each example by the example's number.
     if not indices.is_stacked or indices.t is pfor_input.pfor.all_indices or axis is None:
         return own(pfor_input)
     size = tf.shape(values.t, indices.t.dtype)[
@@ -44,7 +44,7 @@ def gather_nd(_, pfor_input):
 
 @rule("ScatterNd")
 def scatter_nd(_, pfor_input):
-    # Each row's entries go to a row of their own: the row's number is one more index.
+    # Each row's entries go to a separate row: the row's number is one more index.
     pfor_input.stack_inputs([0, 1])
     indices, updates = pfor_input.stacked_input(0), pfor_input.stacked_input(1)
     shape, rows = pfor_input.unstacked_input(2), pfor_input.pfor.loop_len_vector
@@ -73,7 +73,7 @@ def reduction(own, pfor_input):
     pfor_input.stack_inputs([_INDICES])
     segments = pfor_input.stacked_input(_INDICES)
     number = tf.cast(pfor_input.unstacked_input(2), segments.dtype)
-    # Negative numbers of segments are left out.
+    # Negative segment numbers are dropped.
     _replace_indices(pfor_input, tf.where(segments < number, segments, -tf.ones_like(number)))
     return own(pfor_input)
 
@@ -101,7 +101,7 @@ def _poisoned(values, bad):
     if values.dtype.is_floating:
         poison = float("nan")
     elif values.dtype.is_integer:
-        poison = values.dtype.min  # no index either, unless the dtype has no negative numbers
+        poison = values.dtype.min  # an invalid index, too, unless the dtype is unsigned
     else:
         return values
     for _ in range(values.shape.rank - bad.shape.rank):

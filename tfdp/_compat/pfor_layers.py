@@ -1,7 +1,7 @@
 """Rules of `tf.vectorized_map` for Keras' layers, where TensorFlow's are missing, wrong or slow.
 
 Where the inputs have a batch axis, the examples are merged with it, so one operation serves them all.
-`pfor_convolutions` has the gradients of convolutions, and `pfor_indices` what looks up and scatters.
+`pfor_convolutions` has the gradients of convolutions, and `pfor_indices` look-ups and scatters.
 """
 
 import numpy as np
@@ -96,7 +96,7 @@ def _first(of_row):
     return of_row.shape[0] if of_row.shape.rank else None
 
 
-# What TensorFlow merges with the convolution or product before it, and the gradients.
+# Operations that TensorFlow fuses with the convolution or product before, and gradients.
 @rule("Elu", "EluGrad", "LeakyRelu", "LeakyReluGrad", "Relu", "Relu6", "Relu6Grad", "ReluGrad")
 def activation(own, pfor_input):
     given = [pfor_input.input(index) for index in range(pfor_input.num_inputs)]
@@ -121,8 +121,8 @@ def identity(_, pfor_input):
 
 @rule("Softmax", "LogSoftmax")
 def softmax(_, pfor_input):
-    # With oneDNN, a softmax of six axes ends with "could not create a primitive descriptor". Attention
-    # over two axes of an example has six axes here, because the examples are one more.
+    # With oneDNN, a softmax of six axes fails with "could not create a primitive descriptor". Attention
+    # over two axes of an example has six axes here, with that of the examples.
     values = pfor_input.stacked_input(0)
     flat = tf.reshape(values, tf.stack([-1, tf.shape(values)[-1]]))
     return wrap(tf.reshape(created(pfor_input, [flat])[0], tf.shape(values)), True)
@@ -183,12 +183,12 @@ def broadcast(_, pfor_input):
 def bias(own, pfor_input):
     """A bias along the first axis after the batch (NCHW), where TensorFlow expects exactly four axes.
 
-    Keras makes such an operation of any weight with a single axis longer than one that is added to
-    something of whatever rank, such as the bias of an EinsumDense with `bias_axes`.
+    Keras uses this operation to add any weight with a single axis longer than one to a tensor of any
+    rank, such as the bias of an EinsumDense with `bias_axes`.
     """
     values, added = pfor_input.input(0), pfor_input.input(1)
     if values.is_stacked and not added.is_stacked and is_apart(values.t):
-        # TensorFlow merges the two, and forgets that the bias is along another axis than the channels.
+        # TensorFlow fuses the two, and ignores that the bias is along another axis than the channels.
         before = merged(values.t).op.node_def.attr["data_format"].s
         if before in (b"", pfor_input.get_attr("data_format")):
             return on_merged(pfor_input, [0])
@@ -211,7 +211,7 @@ def bias_gradient(_, pfor_input):
 
 
 @rule("MirrorPad", "MirrorPadGrad", "PadV2")
-def padded(_, pfor_input):  # TensorFlow's rule for PadV2 forgets the value that it pads with
+def padded(_, pfor_input):  # TensorFlow's rule for PadV2 ignores the padding value
     margins, *value = [pfor_input.unstacked_input(i) for i in range(1, pfor_input.num_inputs)]
     margins = tf.concat([tf.zeros([1, 2], margins.dtype), margins], 0)
     return wrap(created(pfor_input, [pfor_input.stacked_input(0), margins, *value])[0], True)
@@ -247,9 +247,9 @@ def loop(_, pfor_input):
 
 @rule("If", "StatelessIf")
 def branch(own, pfor_input):
-    """Converts only the branch that is taken where known shapes decide, as in Keras' `Resizing`.
+    """Converts only the taken branch if known shapes decide, as in Keras' `Resizing`.
 
-    TensorFlow's rule cannot stack what the other branch leaves out for the gradient.
+    TensorFlow's rule cannot stack tensors that only one branch keeps for the gradient.
     """
     condition = try_evaluate_constant(pfor_input.op.inputs[0])
     if condition is None:
@@ -261,7 +261,7 @@ def branch(own, pfor_input):
 @rule("Case", "StatelessCase")
 def chosen(own, pfor_input):
     index, number = pfor_input.input(0), len(pfor_input.get_attr("branches"))
-    if index.is_stacked:  # what does not exist is the last branch; with XLA, the rule mixes rows
+    if index.is_stacked:  # an invalid index selects the last branch; with XLA, the rule mixes rows
         good = (index.t >= 0) & (index.t < number)
         pfor_input._inputs[0] = wrap(tf.where(good, index.t, number - 1), True)
     return own(pfor_input)
@@ -283,7 +283,7 @@ def new_list(own, pfor_input):
     known = tf.get_static_value(shape)
     if known is None or not known.size or -1 in known:
         return own(pfor_input)
-    # TensorFlow's rule forgets the shape, and takes elements of unknown shape for single numbers.
+    # TensorFlow's rule loses the shape, and treats elements of unknown shape as single numbers.
     shape = tf.concat([pfor_input.pfor.loop_len_vector, tf.cast(shape, tf.int32)], 0)
     if is_empty:
         dtype = pfor_input.get_attr("element_dtype")
@@ -299,7 +299,7 @@ def from_lists(own, pfor_input):
         return own(pfor_input)
     pfor_input.unstacked_input(1)  # or TensorFlow's rule takes the wrong rows inside of loops
     found = own(pfor_input)
-    # It leaves the rows of gathered elements, which are inside of them, there.
+    # It leaves the axis of rows inside of gathered elements.
     return wrap(transposed(found.t), True) if "Gather" in pfor_input.op_type else found
 
 
@@ -313,9 +313,9 @@ def shapes(own, pfor_input):
 
 # -- operations with a constant: axes, a shape, an order of axes -------------------------------------
 
-# TensorFlow's own rules compute in the graph what the constant becomes with one more axis in front:
-# five operations for each sum. These make another constant. They were a tenth of all operations of a
-# network's step, and the time of a first step follows their number.
+# TensorFlow's own rules adapt the constant to one more axis in the graph: five operations for each sum.
+# These rules make a new constant. Those operations were a tenth of a network's step, and the time of a
+# first step is proportional to their number.
 
 
 def _axes(axes, _):
@@ -337,12 +337,12 @@ def _margins(margins, _):
 def _shape(shape, of_row):
     if -1 in shape:
         shape = of_row
-    # The number of rows follows from the others only where none of them is zero.
+    # The number of rows follows from the others only if none of them is zero.
     return np.concatenate([[-1], shape]) if np.all(shape > 0) else None
 
 
-# For each operation, what its second input becomes; the arguments are its value, and the shape of the
-# operation's result for one row, with 0 where it is unknown.
+# For each operation, the function that converts its second input; its arguments are the value, and the
+# shape of the operation's result for one row, with 0 where it is unknown.
 _SECOND = dict.fromkeys(("Sum", "Prod", "Max", "Min", "Mean", "All", "Any", "ExpandDims"), _axes)
 _SECOND |= {"Transpose": _order, "Tile": _multiples, "Reshape": _shape}
 _SECOND |= dict.fromkeys(("Pad", "PadV2"), _margins)

@@ -1,4 +1,4 @@
-"""`tf.vectorized_map` by the rules for operations in `TRUSTED` only, which are tested."""
+"""`tf.vectorized_map`, restricted to the tested rules of the operations in `TRUSTED`."""
 
 import contextlib
 from collections.abc import Callable
@@ -16,9 +16,9 @@ from tfdp._compat import (  # noqa: F401, each module adds its rules to `RULES`
 from tfdp._compat.keras import as_in_a_larger_batch
 from tfdp._compat.pfor_conversion import AT_ONCE, RULES, NotCovered, looped, taken
 
-# TensorFlow's rules have mixed rows before, which breaks the bound on what one example contributes, in
-# silence. `tests/_compat/test_every_rule.py` compares each of these with a loop over the rows, forwards
-# and through its gradient, with numbers that are not finite and indices that do not exist.
+# TensorFlow's rules have mixed rows before, which silently breaks the bound on one example's influence.
+# `tests/_compat/test_every_rule.py` compares each of these with a loop over the rows, forwards and
+# through its gradient, with numbers that are not finite and indices that do not exist.
 TRUSTED = frozenset(
     """
     Abs Acos Acosh Add AddN AddV2 AdjustContrastv2 AdjustHue AdjustSaturation All Angle Any ArgMax
@@ -65,8 +65,8 @@ TRUSTED = frozenset(
     ZerosLike Zeta
     """.split()  # noqa: SIM905
 )
-# Operations of Keras' layers that run for one row after the other without a warning. TensorFlow has
-# rules for slices whose ends the rows share.
+# Operations of Keras' layers that run for one row at a time without a warning. TensorFlow has rules for
+# slices whose ends the rows share.
 LOOPED = frozenset(
     """
     DenseBincount Range SparseCross SparseToDense StridedSlice StridedSliceGrad
@@ -77,10 +77,10 @@ _CALLS = ("Case", "If", "PartitionedCall", "While")  # these call functions of t
 
 
 def vectorized_map(function: Callable, rows, failed: list | None = None):
-    """Maps `function` over rows with `tf.vectorized_map`, by the rules for the operations in `TRUSTED`.
+    """Maps `function` over rows with `tf.vectorized_map`, by the rules of the operations in `TRUSTED`.
 
-    Any other operation, and one whose rule does not cover that its inputs differ by rows, runs for one
-    row after the other, with a warning. Where that is impossible, the map raises an error.
+    Any other operation, and one whose rule does not cover inputs that differ by row, runs for one row
+    at a time, with a warning. If that is impossible, the map raises an error.
 
     TensorFlow's table of rules stays as it is: its vectorizer asks an operation for its attribute
     `pfor_converter` first. Maps inside of `function` are TensorFlow's own.
@@ -123,7 +123,7 @@ def _mark(graph, convert):
         if operation.type.removeprefix("Stateless").removeprefix("Stateful") in _CALLS:
             for value in operation.node_def.attr.values():
                 for called in (value.func, *value.list.func):
-                    # TensorFlow 1's functions (`Defun`) have no graph, and no rule takes them apart.
+                    # TensorFlow 1's functions (`Defun`) have no graph, and no rule opens them.
                     inner = called.name and getattr(graph._get_function(called.name), "graph", None)
                     if inner:
                         _mark(inner, convert)
@@ -149,7 +149,7 @@ def _converted(pfor_input):
     rule = getattr(operation, AT_ONCE, None)
     if rule is None and operation.type in TRUSTED:
         rule = RULES.get(operation.type)
-    reason = "no rule that vectorizes it is known to keep examples apart"
+    reason = "it has no vectorization rule that is known to keep examples apart"
     if rule is not None:
         try:
             return rule(pfor_input)
@@ -161,7 +161,7 @@ def _converted(pfor_input):
         if operation.type not in _WARNED_OF:
             _WARNED_OF.add(operation.type)
             logging.warning(
-                "TensorFlow operation %s (%s) runs for one example after the other, which is slow, "
+                "TensorFlow operation %s (%s) runs for one example at a time, which is slow, "
                 "because %s.",
                 operation.type,
                 operation.name,
@@ -190,8 +190,8 @@ def batch_of_one(tree):
     """Gives every leaf [...], which is one example, a leading axis of length one.
 
     Where shapes are known, the vectorized graph has far fewer operations. But the length of a tensor
-    with no other axis stays unknown, because layers of Keras would take an axis of length one for one
-    of features.
+    with no other axis stays unknown, because Keras' layers would treat an axis of length one as one of
+    features.
     """
 
     def grown(leaf):

@@ -1,10 +1,10 @@
 """Random numbers of rows: the same in `tf.vectorized_map`, in a loop, and in any part of a lot.
 
-What a row draws depends on the lot's seed, the number of the draw and the row's place in the lot. Every
-row has a seed of its own (`seeds_of_rows`). But most draws come from that seed and constants alone. One
-operation makes these for all rows, from the lot's seed, since TensorFlow has none with several seeds;
-each row has the blocks of Philox's counter that follow from its place. The engines say which seeds
-these are (`mark_own_seeds`); in a loop, `draw_by_place` has a row draw from its own blocks.
+A row's random numbers depend on the lot's seed, the number of the draw and the row's place in the lot.
+Every row has its own seed (`seeds_of_rows`). But most draws come from that seed and constants alone.
+One operation makes these for all rows, from the lot's seed, since TensorFlow has none with several
+seeds; each row has the blocks of Philox's counter that follow from its place. The engines say which
+seeds these are (`mark_own_seeds`); in a loop, `draw_by_place` has a row draw from its own blocks.
 
 Any other seed may be part of the example. From it each example draws what it would draw alone, in a
 loop over the examples; otherwise the seed of one example would change the numbers of all others.
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdp._compat.pfor_conversion import created, looped, rule, with_inputs, wrap
 
-# Operations with the inputs shape, key, counter, algorithm and parameters, which make a fixed number of
+# Operations with the inputs shape, key, counter, algorithm and parameters, which make a fixed amount of
 # numbers from one block of Philox: 128 bits, of which a number takes 32 or 64.
 _SAMPLERS = (
     "StatelessRandomNormalV2",
@@ -39,7 +39,7 @@ def seeds_of_rows(seed: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
 
 
 def mark_own_seeds(seeds: list, of_lot: list, place: tf.Tensor) -> None:
-    """Declares that `seeds`, tensors of a row that is traced, are from `seeds_of_rows`.
+    """Declares that `seeds`, tensors of a traced row, are from `seeds_of_rows`.
 
     Args:
         seeds: the seeds of the row.
@@ -51,7 +51,7 @@ def mark_own_seeds(seeds: list, of_lot: list, place: tf.Tensor) -> None:
 
 
 def draw_by_place(graph: tf.Graph) -> None:
-    """Has the samplers of a row that is traced draw what they draw for it in a vectorized function.
+    """Makes the samplers of a traced row draw the same numbers as in a vectorized function.
 
     Args:
         graph: the graph of the row.
@@ -84,7 +84,7 @@ def _of_lot(operation):
 
 
 def _is_own(tensor, marks: list) -> bool:
-    """Whether a tensor of one row is computed from own seeds and constants only; adds their marks."""
+    """Whether a tensor of one row depends on own seeds and constants only; collects their marks."""
     left, seen = [tensor.op], set()
     while left:
         operation = left.pop()
@@ -147,7 +147,7 @@ def sampler(_, pfor_input):
     shape = pfor_input.unstacked_input(_SHAPE)
     rows = pfor_input.pfor.loop_len_vector
     counter = _counter_at(first, operation, shape, counter)
-    # A row begins with a block of its own.
+    # A row begins with a new block.
     size = tf.reshape(_blocks(operation, shape) * _numbers_of_block(operation), [1])
     others = [pfor_input.unstacked_input(i) for i in range(_ALGORITHM, pfor_input.num_inputs)]
     (drawn,) = created(pfor_input, [tf.concat([rows, size], 0), key, counter, *others])

@@ -1,7 +1,7 @@
 """Non-public names that tfdp borrows from TensorFlow, each wrapped in one function.
 
-All borrowed names were seen in TensorFlow 2.20.0 and 2.21.0. The rules of `tf.vectorized_map` are in
-the modules `pfor_*`.
+All borrowed names exist in TensorFlow 2.20.0 and 2.21.0. The rules of `tf.vectorized_map` are in the
+modules `pfor_*`.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ def inlined_functions():
 
 @contextlib.contextmanager
 def as_one_replica():
-    """Context in which the code that a graph traces is in no strategy, so that it has one replica.
+    """Context in which traced code sees no distribution strategy, and so a single replica.
 
     Keras divides mean losses by the number of a strategy's replicas, whose gradients are added. The
     context belongs to the graph that is being built.
@@ -73,7 +73,7 @@ def iterator_of(spec: tf.TypeSpec, resource: tf.Tensor) -> tf.data.Iterator:
 
 
 def size_of_batches(dataset: tf.data.Dataset) -> int | None:
-    """The argument of the `batch` that made a dataset's elements, or None if that is not certain.
+    """The batch size of the `batch` that made a dataset's elements, or None if that is not certain.
 
     Nothing is read from the dataset (`ComputeBatchSize`); a `map` after `batch` hides it.
     """
@@ -82,7 +82,7 @@ def size_of_batches(dataset: tf.data.Dataset) -> int | None:
 
 
 class Begun(tf.data.Dataset):
-    """A dataset whose first iteration is an iterator that exists already; later ones are its own.
+    """A dataset whose first iteration uses an existing iterator; later ones make new iterators.
 
     A strategy with several replicas reads the dataset by itself and does not use that iterator.
     """
@@ -105,7 +105,7 @@ class Begun(tf.data.Dataset):
 
 @contextlib.contextmanager
 def outside_of_graphs():
-    """As `tf.init_scope`, in which tapes do not record; here they do, as models may have some."""
+    """Like `tf.init_scope`, but tapes still record, since models may use some."""
     stopped = tf_tapes.TFE_Py_TapeSetIsStopped()
     with tf.init_scope():
         if not stopped:
@@ -130,9 +130,9 @@ def concrete_function(function, *specs):
 
 
 def with_gradient(results: list, arguments: list, backward) -> list:
-    """The results of a computation in a graph, with a gradient of its own.
+    """The results of a computation in a graph, with a custom gradient.
 
-    `tf.custom_gradient` does the same and keeps the graph in memory for ever, in its registry.
+    `tf.custom_gradient` does the same but keeps the graph in memory forever, in its registry.
 
     Args:
         results: tensors of floats.

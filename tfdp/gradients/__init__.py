@@ -1,10 +1,10 @@
-"""From a lot to one bounded sum of gradients; and per-example gradients to look at.
+"""Per-example gradients, and their bounded sum over a lot.
 
-The ghost engine reads best in this order: `contract` (the result of an engine), `factors` (the forms
-of a per-example gradient), `forward` (the model as a function), `engines.ghost` and `engines.row_pass`
-(the pass of each row), `uses` (how a weight is used there), `weight_ops` and `pullbacks` (the form of
-its gradient), `sums` (weights that are used several times), `engines.clip_and_sum` (norms, clipping,
-sum) and `lot` (chunks). The other modules have special layers, the other engines, and checks before
+Read the ghost engine in this order: `contract` (the result of an engine), `factors` (the forms of a
+per-example gradient), `forward` (the model as a function), `engines.ghost` and `engines.row_pass` (the
+pass of each row), `uses` (how a weight is used there), `weight_ops` and `pullbacks` (the form of its
+gradient), `sums` (weights that are used several times), `engines.clip_and_sum` (norms, clipping, sum)
+and `lot` (chunks). The other modules contain special layers, the other engines, and checks before
 training.
 
 Example:
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import tfdp._compat  # noqa: F401, refuses another backend before any of these modules is imported
 from tfdp._lazy import importing
 
-# On first use, since the module imports the engines, which import from this package.
+# Imported on first use, since the module imports the engines, which import from this package.
 if TYPE_CHECKING:
     from tfdp.gradients.per_example import per_example_gradient_norms as per_example_gradient_norms
     from tfdp.gradients.per_example import per_example_gradients as per_example_gradients

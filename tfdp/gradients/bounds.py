@@ -38,7 +38,7 @@ class L2Clip:
     def clip_groups(self) -> int:
         """Number of groups of variables that are clipped separately, each at C.
 
-        The accounting has it as `Contribution.clip_groups`.
+        `Contribution.clip_groups` records it for the accounting.
         """
         return 1
 
@@ -86,7 +86,7 @@ class GlobalL2Clip(L2Clip):
 class PerLayerL2Clip(L2Clip):
     """Scales the gradient of each of G layers to L2 norm at most C / sqrt(G).
 
-    McMahan et al. 2018, section 3.1 ("flat" against "per-layer" clipping). Clipping every layer at C
+    McMahan et al. 2018, section 3.1 ("flat" versus "per-layer" clipping). Clipping every layer at C
     would have sensitivity C sqrt(G); with C / sqrt(G) for each, the whole vector stays within C.
 
     Args:
@@ -150,7 +150,7 @@ def make_bound(clipping: str, l2_norm_clip: float | tf.Tensor, paths: Sequence[s
         paths: Keras paths of the variables; variables with a common parent path belong to one layer.
 
     Raises:
-        ValueError: there is no such clipping, or the clip norm is not a finite number above 0.
+        ValueError: the clipping is unknown, or the clip norm is not a finite number above 0.
     """
     one_of("clipping", clipping, CLIPPINGS)
     if not tf.is_tensor(l2_norm_clip):

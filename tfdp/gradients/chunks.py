@@ -1,7 +1,7 @@
 """Cuts a lot into chunks of rows that fit into memory, and adds the bounded sums of the chunks.
 
 The computation of a chunk is traced once, as a function that the body of a loop calls. So the graph
-holds it once, however many chunks a lot has.
+contains it once, however many chunks a lot has.
 """
 
 import dataclasses
@@ -37,9 +37,8 @@ _OF_ROWS = ("norms", "present", "clipped", "losses", "output_losses", "outputs")
 def with_copies(leaf: tf.Tensor, rows) -> tf.Tensor:
     """Appends copies of the first row to a tensor until it has `rows` rows.
 
-    Zeros would be an example that the data do not have, and that a model may not be able to compute
-    with: a text that a table lacks, or a matrix without a Cholesky factor. Only a tensor without rows
-    gets zeros.
+    Zeros might be invalid for the model: a text that a table lacks, or a matrix without a Cholesky
+    factor. Only a tensor without rows is padded with zeros.
     """
     size = tf.shape(leaf)
     zeros = tf.zeros(tf.concat([[1], size[1:]], axis=0), leaf.dtype)
@@ -54,7 +53,7 @@ def pad_rows(x, y, sample_weight: tf.Tensor, rows) -> tuple:
     Args:
         x, y: structures of tensors with a common leading dimension.
         sample_weight: float32, one number for each row.
-        rows: the number of rows of the result, not less than there are: an integer or a scalar.
+        rows: the number of rows of the result, at least as many as there are: an integer or a scalar.
 
     Returns:
         (x, y, sample_weight).
@@ -64,7 +63,7 @@ def pad_rows(x, y, sample_weight: tf.Tensor, rows) -> tuple:
 
 
 def with_rows(x, y, sample_weight: tf.Tensor, rows: int) -> tuple:
-    """Returns a lot with exactly `rows` rows, a Python integer: pads it, or leaves out the last rows.
+    """Pads a lot, or drops its last rows, so that it has exactly `rows` rows, a Python integer.
 
     Args and result are as in `pad_rows`.
     """
@@ -127,17 +126,17 @@ def suitable_rows(forward, rows, expected, multiple):
     chunks = max(int(usual / limit + 0.5), math.ceil(rows / most))
     if chunks < 2:
         return None
-    # As many rows as let larger lots have no more chunks than the usual one.
+    # Enough rows that a larger lot has no more chunks than the usual one.
     return math.ceil(math.ceil(rows / chunks) / multiple) * multiple
 
 
 def works_in_sequence(forward: Forward, rows: int | None) -> bool:
     """Whether a pass over `rows` rows is so large that its parts should wait for each other.
 
-    TensorFlow starts every operation as soon as its inputs are there: it computes the second chunk
-    beside the first, and in each chunk it cuts the patches of all layers' inputs before the first
-    gradient is there. Small models are up to 5% faster that way; ResNet-18 at lots of 64 took 2.6 GB
-    instead of 1.7 (measured).
+    TensorFlow starts every operation as soon as its inputs are ready: it computes the second chunk
+    alongside the first, and in each chunk it extracts the patches of all layers' inputs before the
+    first gradient is ready. Small models are up to 5% faster that way; ResNet-18 at lots of 64 took 2.6
+    GB instead of 1.7 (measured).
     """
     bytes_of_row = forward.row_bytes
     return bytes_of_row is None or rows_or_expected(rows) * bytes_of_row > _LARGE_BYTES
@@ -149,8 +148,8 @@ def sum_of_chunks(run: Callable, chunks, in_sequence: bool) -> BoundedSum:
     Args:
         run: maps the number of a chunk, an int32 scalar, to its `BoundedSum`.
         chunks: number of chunks, at least one: a Python integer or an int32 scalar.
-        in_sequence: whether a chunk waits for the one before it. Otherwise TensorFlow may begin it
-            before, which takes more memory.
+        in_sequence: whether a chunk waits for the one before it. Otherwise TensorFlow may start it
+            earlier, which takes more memory.
     """
     function = concrete_function(tf.function(run, autograph=False), tf.TensorSpec([], tf.int32))
     pattern = function.structured_outputs
@@ -189,7 +188,7 @@ def sum_of_chunks(run: Callable, chunks, in_sequence: bool) -> BoundedSum:
 
 
 def _parts(part):
-    """Returns (what is added, {name: what is joined}, state that changes) of a bounded sum."""
+    """Returns (fields to add, {name: field to concatenate}, changed state) of a bounded sum."""
     rows = {name: getattr(part, name) for name in _OF_ROWS}
     state = [value for value in part.state if value is not None]
     return [*part.sums, part.non_finite], rows, state

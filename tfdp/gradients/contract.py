@@ -3,16 +3,16 @@
 Formal guarantee of every engine: `BoundedSum.sums` moves by at most `relative_sensitivity` clip norms
 in L2 norm when one example becomes a null example, which has weight zero and adds nothing.
 
-Except in the lotwise engine, which gives its own reason, this holds because `sums` is a sum of
+This holds because, except in the lotwise engine, which gives its own reason, `sums` is a sum of
 vectors, one for each example (microbatch) of the lot. Each vector depends on its example (microbatch)
-alone, and has L2 norm at most the bound's clip norm times sqrt(clip_groups). So an example that goes
-moves the sum by at most that; in a microbatch of several, the vector may move across its ball, by twice
-that. This is true of real numbers; `lot` makes room for the rounding of float32.
+alone, and has L2 norm at most the bound's clip norm times sqrt(clip_groups). So removing an example
+moves the sum by at most that; in a microbatch of several examples, the vector may move across its ball,
+by twice that. This holds in exact arithmetic; `lot` makes room for the rounding of float32.
 
 An example may have several rows, its *views*: augmented copies (De et al. 2022, "Unlocking
 High-Accuracy Differentially Private Image Classification through Scale"), or the records of a person.
-They are neighbours in the lot, and their mean gradient is the example's vector. It depends on this
-example alone, however many rows differ, so nothing else changes.
+They are consecutive rows of the lot, and their mean gradient is the example's vector. It depends on
+this example alone, however many rows differ, so the guarantee is the same.
 """
 
 import dataclasses
@@ -28,12 +28,12 @@ from tfdp.gradients.forward import Forward
 class Outputs(NamedTuple):
     """A model's outputs with their Keras masks, as one structure of tensors.
 
-    A Keras mask is an attribute of its tensor, which operations and functions of TensorFlow drop.
+    Keras stores a mask as an attribute of its tensor, which TensorFlow's operations and functions drop.
 
     Attributes:
         values: the outputs, a structure of tensors [rows, ...].
-        masks: bool [rows, ...], the mask of each output that has one, by the output's place among the
-            leaves of `values`.
+        masks: bool [rows, ...], the masks of the outputs that have one, keyed by the output's index
+            among the leaves of `values`.
     """
 
     values: Any
@@ -61,22 +61,22 @@ class BoundedSum:
         sums: float32 tensors, one per trainable variable: the sum of the bounded gradients.
         norms: float32 [microbatches]: L2 norms of the gradients before bounding, 0 where no example is
             present with a finite gradient.
-        present: bool [microbatches]: whether some example of the microbatch has a weight. For
-            microbatches of several, False too where the square of their mean's norm is no number.
+        present: bool [microbatches]: whether some example of the microbatch has a weight. For several
+            examples, also False if the squared norm of their mean is not finite.
         clipped: float32 [microbatches]: 1 where the bound shortened the gradient.
-        non_finite: int32 scalar: number of examples of which a row counts zero because its gradient
+        non_finite: int32 scalar: number of examples with a row that counts as zero because its gradient
             is not finite.
-        losses: float32 [rows]: per-example losses, not weighted.
-        output_losses: float32 [rows, outputs]: the parts of `losses` that belong to single outputs,
-            without loss weights; [rows, 0] for a model with one loss.
-        outputs: the model's `Outputs` for the rows; an empty tuple if they were observed by chunks.
+        losses: float32 [rows]: unweighted per-example losses.
+        output_losses: float32 [rows, outputs]: the loss of each output, without loss weights; [rows, 0]
+            for a model with one loss.
+        outputs: the model's `Outputs` for the rows; an empty tuple if `observe` received them.
         state: new values of the random state, as `Forward.advance` takes them.
         l2_norm_clip: the clip norm that was enforced; the noise is a multiple of it. A Python float, or
             a scalar tensor for adaptive clipping.
         relative_sensitivity: the sensitivity in units of the clip norm, always a Python float;
             `Session.check_sensitivity` compares it with what the accounting assumes.
 
-    `tf.nest` takes it for a structure of all fields but the last two.
+    `tf.nest` treats it as a structure of all fields but the last two.
     """
 
     sums: list
@@ -121,8 +121,8 @@ class Engine(Protocol):
             bound: the limit of one example's influence.
             x, y: structures of tensors [rows, ...]; rows is a multiple of microbatch_size * views.
             sample_weight: float32 [rows]; rows of weight zero are absent.
-            first: the place of the first row in its lot, an int32 scalar. A row's random numbers follow
-                from its place.
+            first: the place of the first row in its lot, an int32 scalar. A row's random numbers depend
+                on its place.
             microbatch_size: number of examples whose mean gradient is bounded together.
-            views: number of rows of each example, which are neighbours.
+            views: number of consecutive rows of each example.
         """

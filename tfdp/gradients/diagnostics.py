@@ -1,4 +1,4 @@
-"""Running means that show the person who trains how the bound and the noise act.
+"""Running means that show how clipping and noise act on the gradients.
 
 The means are computed from private gradients without noise, so a release must not contain them.
 """
@@ -24,7 +24,7 @@ class Diagnostics:
 
         Args:
             lot: the `contract.BoundedSum` of the lot.
-            noise_scale: standard deviation of the noise that was really added to every entry of the
+            noise_scale: standard deviation of the noise that was actually added to every entry of the
                 sum.
         """
         count = tf.reduce_sum(tf.cast(lot.present, tf.float32))
@@ -45,10 +45,10 @@ class Diagnostics:
         self._sums.assign_add(tf.stack([fraction, median, ratio, non_finite, somebody, 1.0]))
 
     def result(self, reset: bool) -> dict[str, float]:
-        """Returns the means so far as Python floats, 0 where there was no lot.
+        """Returns the means so far as Python floats, 0 without any lot.
 
         Args:
-            reset: whether the means start again from no lots afterwards.
+            reset: whether to start over afterwards.
         """
         *sums, somebody, lots = self._sums.numpy().tolist()
         counts = [somebody] * (len(sums) - 1) + [lots]

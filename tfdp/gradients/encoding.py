@@ -1,4 +1,4 @@
-"""Gradient encoding: cuts a gradient's entries down to those of a vector that was selected beforehand.
+"""Gradient encoding: limits a gradient's entries to those of the most similar vector of a codebook.
 
 Nasr, Shokri, Houmansadr 2020, Algorithm 2, with two misprints corrected: the chosen vector is the one
 of *largest* cosine similarity, and vector and gradient are compared by magnitude, after which the
@@ -10,9 +10,9 @@ norm, and no entry is larger than the clip norm times `Codebook.largest_entry`. 
 which vector was chosen, nor on the precision of the choice. An encoded gradient depends on the gradient
 of one example alone.
 
-The sorted magnitudes of a vector of n standard normal numbers are order statistics. A codebook holds
-at most some thousand of them, each for a block of neighbouring ranks. So its size is limited, however
-large the model is, and the accounting is about the vectors as they are held.
+The sorted magnitudes of a vector of n standard normal numbers are order statistics. A codebook stores
+at most some thousand of them, each for a block of consecutive ranks. So its size is limited for any
+model, and the accounting describes the vectors as they are stored.
 """
 
 import dataclasses
@@ -27,13 +27,13 @@ from scipy import special
 from tfdp._validate import finite, refuse, whole
 from tfdp.gradients.bounds import L2Clip
 
-# The largest number of blocks that are held of a vector; in shorter vectors every rank is a block.
+# The largest number of blocks that are stored per vector; in shorter vectors every rank is a block.
 _BLOCKS = 4096
 # Magnitudes are put into bins by the leading 16 bits of the float32 number without its sign: 128 bins
 # for every power of two, from 2^-44 to 2^20 in units of the clip norm (rounded down to a power of two).
 _BINS_PER_OCTAVE, _OCTAVES, _LOWEST_OCTAVE = 128, 64, -44
 _BINS = _BINS_PER_OCTAVE * _OCTAVES
-# Similarities are integrated over at most so many blocks of ranks, and so many coarser bins.
+# Similarities are integrated over at most this many blocks of ranks and coarser bins.
 _SCORE_BLOCKS, _SCORE_BINS = 256, 512
 # Whole numbers below 2^20: float64 adds a thousand products of two of them exactly.
 _RESOLUTION = 2**20
@@ -46,7 +46,7 @@ class Codebook:
     Attributes:
         heights: float32 [vectors, blocks], each row in ascending order.
         num_weights: length of the vectors.
-        shift: each block stands for 2^shift neighbouring ranks, the last block for those that remain.
+        shift: each block stands for 2^shift consecutive ranks, the last block for those that remain.
     """
 
     heights: np.ndarray
@@ -63,9 +63,9 @@ class Codebook:
             and np.all(self.square_norms() <= 1)
         ):
             raise ValueError(
-                f"The codebook, of shape {heights.shape}, does not hold ascending magnitudes [vectors, "
-                f"{blocks}] of vectors of norm at most 1. Use Codebook.gaussian or Codebook.of, with "
-                "vectors that are not zero."
+                f"The codebook, of shape {heights.shape}, does not consist of ascending magnitudes "
+                f"[vectors, {blocks}] of nonzero vectors of norm at most 1. Make it with "
+                "Codebook.gaussian or Codebook.of."
             )
 
     @classmethod
@@ -89,7 +89,7 @@ class Codebook:
             num_weights: length of the vectors, at least 1.
             zero_below: magnitudes below this, before scaling, become zero.
             seed: seed of the random draw, which is public.
-            most_blocks: largest number of blocks to hold of a vector.
+            most_blocks: largest number of blocks to store per vector.
         """
         whole("codebook_size", size, 1)
         finite("zero_below", zero_below, 0)
@@ -144,7 +144,7 @@ class Codebook:
     def score_weights(self) -> np.ndarray:
         """float64 [vectors, blocks between `score_edges`]: means over these blocks of the unit vectors.
 
-        They serve to choose the vector that is most similar to a gradient.
+        They are used to choose the vector that is most similar to a gradient.
         """
         edges = _edges(self.num_weights, 2**self.shift)
         sums = np.pad(np.cumsum(self.heights * self.widths, axis=1, dtype=float), ((0, 0), (1, 0)))
@@ -162,7 +162,7 @@ def _edges(num_weights: int, width: int) -> np.ndarray:
 
 
 def score_edges(num_weights: int) -> np.ndarray:
-    """Returns the ranks that limit the blocks over which similarities are integrated."""
+    """Returns the boundaries, in ranks, of the blocks over which similarities are integrated."""
     return _edges(num_weights, -(-num_weights // _SCORE_BLOCKS))
 
 
@@ -204,8 +204,8 @@ class Encoder:
 
         The leading bits of magnitudes determine ranks: entries whose magnitudes agree to 7 bits after
         the leading one count as ties, and all ties take the lowest of their ranks. So for the same
-        vector an encoded entry is never above the one that sorting gives, and the formal guarantee of
-        the module holds. For 61,706 weights this method takes a tenth of the time of sorting.
+        vector an encoded entry never exceeds the one from sorting, and the formal guarantee of the
+        module holds. For 61,706 weights this method takes a tenth of the time of sorting.
 
         Args:
             rows: float32 [rows, num_weights].
@@ -232,7 +232,7 @@ class Encoder:
         blocks = self.codebook.heights.shape[1]
         # The first rank of an empty bin beyond the last entry is num_weights, which is in no block.
         block = tf.minimum(tf.bitwise.right_shift(ranks, self.codebook.shift), blocks - 1)
-        # A codebook may have more entries than int32 has numbers.
+        # A codebook may have more entries than int32 can index.
         place = tf.cast(chosen, tf.int64)[:, tf.newaxis] * blocks + tf.cast(block, tf.int64)
         return tf.gather(tf.reshape(self._boxes, [-1]), place)
 
@@ -298,8 +298,8 @@ class EncodedBound(L2Clip):
     def __post_init__(self):
         if self.encoder.l2_norm_clip != self.l2_norm_clip:
             raise ValueError(
-                f"The encoder is for the clip norm {self.encoder.l2_norm_clip!r}, and the bound "
-                f"declares {self.l2_norm_clip!r}. Use one clip norm for both."
+                f"The encoder has the clip norm {self.encoder.l2_norm_clip!r}, but the bound "
+                f"declares {self.l2_norm_clip!r}. Use the same clip norm for both."
             )
 
     def bounded(self, rows: tf.Tensor) -> tf.Tensor:

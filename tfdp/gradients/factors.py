@@ -1,7 +1,7 @@
 """Per-example gradients of one variable, kept as factors for as long as that is cheaper.
 
-A class for each form: `Instantiated` (written out), `OuterProducts` (products and convolutions) and
-`Lookups` (embeddings). Each has what an engine needs of a gradient: squared norms of the rows, a
+There is a class for each form: `Instantiated` (written out), `OuterProducts` (products and
+convolutions) and `Lookups` (embeddings). Each computes what engines need: squared norms of the rows, a
 weighted sum of the rows, and sums of consecutive rows.
 """
 
@@ -24,7 +24,7 @@ from tfdp.gradients.norms import (
 
 
 def identity(total):
-    """Returns its argument: the `finish` of gradients that are in the variable's shape already."""
+    """Returns its argument: the `finish` of gradients that already have the variable's shape."""
     return total
 
 
@@ -32,7 +32,7 @@ def identity(total):
 class PerExampleGradient(abc.ABC):
     """Gradients of one variable in float32, one per row, not necessarily written out.
 
-    `tf.nest` takes them for structures of their `rows`, the tensors [rows, ...] that they consist of.
+    `tf.nest` treats them as structures of their `rows`, the tensors [rows, ...] that they consist of.
     """
 
     @abc.abstractmethod
@@ -47,9 +47,9 @@ class PerExampleGradient(abc.ABC):
     def square_norms(self) -> tf.Tensor:
         """Returns float32 [rows]: squared L2 norms.
 
-        They are not finite where a gradient is not, and where the square of its norm, or of the norms
-        of its factors, is no number in float32 (from about 1e19). They understate no norm by more than
-        the rounding of a sum of squares, or than what vanishes below 1e-19.
+        They are not finite where a gradient is not, or where the square of its norm, or of a norm of
+        its factors, overflows float32 (from about 1e19). They understate no norm by more than the
+        rounding of a sum of squares and the underflow of numbers below 1e-19.
         """
 
     @abc.abstractmethod
@@ -69,7 +69,7 @@ class PerExampleGradient(abc.ABC):
         """Returns the same gradients written out, whatever that costs."""
 
     def in_cheapest_form(self) -> "PerExampleGradient":
-        """Returns the same gradients in the form of which norms and a sum together cost least."""
+        """Returns the same gradients in the form in which norms and a sum together are cheapest."""
         return self
 
 
@@ -146,8 +146,8 @@ class OuterProducts(PerExampleGradient):
 
     def square_norms(self):
         _, positions, p = self.left.shape
-        # Products of squares overflow or vanish long before the products themselves. A factor that
-        # overflows makes its row infinite; VANISHING makes up for squares that vanish.
+        # Products of squares overflow or underflow long before the products themselves. A factor that
+        # overflows makes its row infinite; VANISHING makes up for squares that underflow.
         if positions == 1:
             left_squares, right_squares = row_squares(self.left), row_squares(self.right)
             return with_gpu_rounding((left_squares + VANISHING) * (right_squares + VANISHING))
@@ -179,13 +179,13 @@ class OuterProducts(PerExampleGradient):
 class Lookups(PerExampleGradient):
     """Gradients of a table whose rows were looked up: sums of vectors at the looked-up rows.
 
-    Vectors of one row of data that belong to the same row of the table are added once, and norm and
-    weighted sum are computed from the results. Huge vectors that cancel would otherwise have a norm
-    near zero, and be added one by one to what the other rows of data have there.
+    Vectors of one row of data that belong to the same row of the table are added first, and norm and
+    weighted sum are computed from the results. Otherwise huge vectors that cancel would have a norm
+    near zero, but would be added one by one to the gradients of other rows of data.
 
     Args:
-        indices: int32 [rows, positions]: rows of the table. Where it is -1, the table has no such row,
-            and the row of data counts as not finite. Below -1 there is no look-up.
+        indices: int32 [rows, positions]: rows of the table. An index of -1 stands for a row that the
+            table lacks, which makes the row of data count as not finite; below -1 there is no look-up.
         vectors: float32 [rows, positions, width]: the gradients at the looked-up vectors, zero where
             there is no look-up.
         size: number of rows of the table.
@@ -212,7 +212,7 @@ class Lookups(PerExampleGradient):
         rows, positions = tf.unstack(tf.shape(indices))
         segments = tf.cumsum(tf.cast(is_new, tf.int32), axis=1)
         segments += positions * tf.range(rows)[:, tf.newaxis]
-        # The sum of no vectors is zero, and the largest of no indices is far below -1.
+        # An empty segment has the sum zero, and a maximum far below -1.
         sums = tf.math.unsorted_segment_sum(vectors, segments, rows * positions)
         indices = tf.math.unsorted_segment_max(indices, segments, rows * positions)
         indices = tf.reshape(indices, tf.shape(segments))

@@ -1,11 +1,10 @@
-"""Examines the forward pass once before a model trains, on a graph of a few rows.
+"""Checks the forward pass once before a model trains, on a graph of a few rows.
 
-The graph shows operations that assign to variables or tables, such as running statistics and caches,
-which would keep what private examples wrote into them without any noise. They are refused. Keras' own
-variables are assigned in a scope that drops new values; those that may advance (seeds, counters) must
-not depend on the data.
+Operations that assign to variables or tables, such as running statistics and caches, are refused: they
+would store private data without noise. Keras' own variables are assigned in a scope that drops new
+values; those that may advance (seeds, counters) must not depend on the data.
 
-This guards against mistakes. Anything that Python code keeps is not visible on a graph.
+This guards against mistakes. Data that Python code keeps is not visible in a graph.
 """
 
 import dataclasses
@@ -42,8 +41,8 @@ class Pass:
         updates_metrics: whether the forward pass updates metrics, as layers with metrics do.
         loss_updates_metrics: whether `compute_loss` does.
         adds_losses: whether the forward pass adds losses (`add_loss`), which `compute_loss` reads.
-        row_bytes: about how many bytes of floats the pass computes for one row.
-        counters: variables that the pass advances without looking at data or weights.
+        row_bytes: approximate bytes of floats that the pass computes for one row.
+        counters: variables that the pass advances independently of data and weights.
     """
 
     outputs: object
@@ -55,17 +54,17 @@ class Pass:
 
 
 def examine(forward, x, y) -> Pass:
-    """Traces the forward pass and the loss, once for a model, its loss and the rank of its inputs.
+    """Traces the forward pass and the loss, once per model, loss and rank of the inputs.
 
-    From then on `forward` may advance the counters that were found, and knows its `row_bytes`.
+    Afterwards `forward` may advance the counters that were found, and its `row_bytes` is set.
 
     Args:
         forward: the `Forward` of a built and compiled model.
-        x, y: structures of tensors or `tf.TensorSpec`s [rows, ...], y perhaps `WeightedTargets`; only
-            their shapes and dtypes matter.
+        x, y: structures of tensors or `tf.TensorSpec`s [rows, ...]; y may be `WeightedTargets`. Only
+            shapes and dtypes matter.
 
     Raises:
-        ValueError: the model or its loss keeps what it sees, or mixes rows; or the loss depends on no
+        ValueError: the model or its loss stores private data or mixes rows, or the loss depends on no
             trained weight.
     """
     model = forward.model
@@ -76,7 +75,7 @@ def examine(forward, x, y) -> Pass:
     if known is None or not known.is_of(parts, kind):
         with outside_of_graphs():
             found = _examined(forward, *tf.nest.map_structure(_few_rows, (x, y)))
-        # Past Keras' attribute tracking, and no container, whose layers Keras would save once more.
+        # Bypasses Keras' attribute tracking; no container, whose layers Keras would save again.
         known = vars(model)["_tfdp_examined"] = _Known(parts, kind, found)
     found = known.found
     forward.permit(found.counters)
@@ -115,7 +114,7 @@ def _examined(forward, x, y):
     def trace(x, y):
         return concrete_function(tf.function(run, autograph=False), x, y)
 
-    forward.permit(forward.state_variables)  # what is assigned here is only examined
+    forward.permit(forward.state_variables)  # assignments are only traced here
     try:
         concrete = trace(x, y)
     except (ValueError, TypeError, tf.errors.OpError) as error:
@@ -160,7 +159,7 @@ def _refuse_written_number_of_rows(model, error, trace, x, y):
 
 
 def _traced(forward, x, y):
-    """Runs the pass in the current graph; returns outputs, losses from `add_loss`, and notes."""
+    """Runs the pass in the current graph; returns outputs, losses from `add_loss`, and findings."""
     values, start = [tf.convert_to_tensor(v) for v in forward.variables], forward.state()
     outputs, scope, state = forward.outputs(values, start, x)
     row_bytes = _bytes_of_data(tf.nest.flatten(x)) // ROWS
@@ -186,7 +185,7 @@ def _traced(forward, x, y):
 
 
 def _differ(before, after):
-    # Metrics that were made in between come last.
+    # Metrics that were created in between come last.
     before = before + [None] * (len(after) - len(before))
     return any(a is not b for a, b in zip(before, after, strict=True))
 
@@ -203,7 +202,7 @@ def _bytes_of_data(data):
 
 
 def _counters(forward, traced):
-    """Returns the variables that the pass advances; random state advances anyway.
+    """Returns the variables, other than random state, that the pass advances.
 
     Raises:
         ValueError: a new value depends on an example, a label or a weight.
@@ -245,16 +244,16 @@ def _refuse_writes(model, graph):
         names = [variable_name(outer) for outer, inner in captured(graph) if id(inner) in handles]
         what = " or ".join(f"'{name}'" for name in names if name) or "a variable or table"
         raise ValueError(
-            f"{who} assigns to {what} in training (op {op}), so it would keep what private examples "
-            "wrote into it without any noise. Remove the assignment, or compute the value from public "
-            "data before training."
+            f"{who} assigns to {what} in training (op {op}), which would store private data "
+            "without noise. Remove the assignment, or compute the value from public data before "
+            "training."
         )
 
 
 def _refuse_without_effect(forward, traced):
-    """Raises ValueError if the loss depends on no trained variable; warns if it leaves out some.
+    """Raises ValueError if the loss depends on no trained variable; warns if on only some.
 
-    Such a variable gets noise without any signal, which costs privacy for nothing.
+    A variable without influence on the loss gets noise and no signal, which costs privacy for nothing.
     """
     sources = _sources_of(traced["loss"], differentiable=True)
     pairs = zip(forward.variables, traced["values"], strict=True)
@@ -265,28 +264,28 @@ def _refuse_without_effect(forward, traced):
     if len(paths) == len(forward.variables):
         raise ValueError(
             f"The loss of model '{forward.model.name}' depends on none of its trained weights "
-            f"({shown}), so training would spend privacy and move them by noise only. Compute the "
-            "loss from outputs that depend on them, without stop_gradient or whole numbers in between, "
-            "and set layer.trainable = True for the layers that should learn."
+            f"({shown}), so training would spend privacy and change them only by noise. Compute "
+            "the loss from outputs that depend on them, without stop_gradient or integers in "
+            "between, and set layer.trainable = True for the layers that should learn."
         )
     logging.warning(
-        "The loss of model '%s' does not depend on the trained weights %s. They get noise and learn "
-        "nothing. Freeze their layers (layer.trainable = False).",
+        "The loss of model '%s' does not depend on the trained weights %s. They get only noise. "
+        "Freeze their layers (layer.trainable = False).",
         forward.model.name,
         shown,
     )
 
 
 def _refuse_in_custom_gradients(forward, traced):
-    """Raises ValueError if a custom gradient reads a trained weight that is no argument of it.
+    """Raises ValueError if a custom gradient reads a trained weight that is not its argument.
 
-    TensorFlow passes a gradient to such a weight only while it is a variable. In a pass it is a value.
+    TensorFlow passes a gradient to such a weight only if it is a variable. In a pass it is a tensor.
     """
     for operation in traced["loss"].graph.get_operations():
         if not is_custom_gradient(operation):
             continue
         pairs = [*zip(operation.inputs, operation.outputs, strict=True)]
-        # The function's arguments are among the inputs; nobody uses the outputs for them.
+        # The function's arguments are among the inputs; their outputs have no consumers.
         arguments = {given.ref() for given, output in pairs if not output.consumers()}
         results = [given for given, output in pairs if output.consumers()]
         sources = _sources_of(*results, differentiable=True, known=arguments) - arguments
@@ -297,13 +296,13 @@ def _refuse_in_custom_gradients(forward, traced):
                 "A function with a custom gradient (tf.custom_gradient, tf.recompute_grad, "
                 f"keras.remat) in model '{forward.model.name}' reads the trained weights "
                 f"{', '.join(paths[:3])}, which are not among its arguments, so private training "
-                "would not find their gradients. Make them arguments of the function. Instead of "
+                "would miss their gradients. Make them arguments of the function. Instead of "
                 "recomputation, use physical_batch_size to bound the memory, or keras.RematScope."
             )
 
 
 def _write_in(node, functions, seen):
-    """The type of the first operation that writes, in a node and the functions it calls, or None."""
+    """The type of the first writing operation in a node and the functions it calls, or None."""
     if _WRITES.match(node.op):
         return node.op
     called = [f for value in node.attr.values() for f in (value.func, *value.list.func)]

@@ -1,8 +1,8 @@
 """One example's loss as a pure function of weights, random state and data.
 
-Engines differentiate this function. Nothing else that calls the user's model in private training is
-differentiated. A layer that assigns to a variable is refused, because it would store what it computes
-from private data without any bound; random state and counters (`first_pass`) are excepted.
+Engines differentiate this function; nothing else in private training differentiates the user's model. A
+layer that assigns to a variable is refused, because it would store private data without any bound.
+Random state and counters (`first_pass`) are exceptions.
 
 Random state is recognised by the object that owns it, never by its name, because a layer may call a
 running statistic "seed_generator_state". `first_pass` checks that no new value of it depends on an
@@ -34,16 +34,16 @@ from tfdp.layers.noisy import noisy_layers
 def without_metrics(model) -> list:
     """Returns (variable, zeros) for the state of all metrics of a model.
 
-    Metrics see private data without noise. In a pass that is differentiated they are as after a reset,
-    so nothing that they have seen reaches the gradients. What they are given there is dropped with the
-    scope; `training.lot_metrics` updates them.
+    Metrics see private data without noise. In a differentiated pass they are as after a reset, so
+    nothing that they have seen reaches the gradients. Their updates there are dropped with the scope;
+    `training.lot_metrics` updates them.
     """
     variables = {id(v): v for metric in all_metrics(model) for v in metric.variables}
     return [(v, tf.zeros(v.shape, v.dtype)) for v in variables.values() if v.dtype != "string"]
 
 
 def own_metrics(model) -> list:
-    """Returns the variables of all metrics but those of the compiled loss for single outputs."""
+    """Returns the variables of all metrics except those of the compiled loss for single outputs."""
     compiled = compiled_loss(model)
     of_losses = {id(v) for v in ([] if compiled is None else compiled.variables)}
     variables = {id(v): v for metric in all_metrics(model) for v in metric.variables}
@@ -51,10 +51,10 @@ def own_metrics(model) -> list:
 
 
 def losses_of_outputs(model, scope) -> tf.Tensor:
-    """Returns the loss of each output, float32 [losses], as Keras computed it last in `scope`.
+    """Returns the loss of each output, float32 [losses], as Keras last computed it in `scope`.
 
-    Keras gives them to metrics of its own, which are in `scope` as after a reset. Loss weights are
-    left out, as in Keras' logs. The result is empty for a model with one loss.
+    Keras passes them to its own metrics, which are in `scope` as after a reset. Loss weights are left
+    out, as in Keras' logs. The result is empty for a model with one loss.
     """
     compiled = compiled_loss(model)
     found = [] if compiled is None else [m.total for m in compiled.metrics]
@@ -72,10 +72,10 @@ def has_own_compute_loss(model) -> bool:
 def state_error(variable) -> str:
     """Returns the message of the error for a variable that a pass assigns."""
     return (
-        f"Variable '{variable.path}' is assigned in training, so it would keep what "
-        "private examples wrote into it without any noise. Remove the layer, freeze what it updates, "
-        "or replace it (LayerNormalization or GroupNormalization for batch statistics). Layers may "
-        "count in variables if the counts do not depend on the data."
+        f"Variable '{variable.path}' is assigned in training, which would store private data "
+        "without noise. Remove the layer, freeze what it updates, or replace it "
+        "(LayerNormalization or GroupNormalization for batch statistics). Layers may count in "
+        "variables if the counts do not depend on the data."
     )
 
 
@@ -102,17 +102,17 @@ def shared_seed_state():
 
 
 class Forward:
-    """The forward pass and the loss of `model`; of the model's variables, only `advance` assigns any.
+    """The forward pass and the loss of a model; only `advance` assigns to the model's variables.
 
     Args:
         model: a built and compiled Keras model.
 
     Attributes:
-        row_bytes: about how many bytes of floats a pass computes for one row, which
-            `first_pass.examine` finds out; None if that is unknown.
+        row_bytes: approximate bytes of floats that a pass computes for one row, set by
+            `first_pass.examine`; None if unknown.
         metrics_before: `metric_values` before the last pass.
-        penalized: whether the loss asks for the penalties of weight regularizers, as `loss` finds out;
-            a custom `compute_loss` need not.
+        penalized: whether the loss includes the penalties of weight regularizers, set by `loss`; a
+            custom `compute_loss` may leave them out.
 
     Raises:
         ValueError: the model has no trainable variable.
@@ -216,8 +216,8 @@ class Forward:
         """Returns the loss of the examples in a batch, as `model.compute_loss` reduces it.
 
         The penalties of weight regularizers are left out: they do not depend on data, and their
-        gradient (`regularization`) is added after the noise, if the loss asks for them. The weights
-        of `WeightedTargets` go to `compute_loss`; factors for whole rows are applied by the caller.
+        gradient (`regularization`) is added after the noise, if the loss includes them. The weights of
+        `WeightedTargets` go to `compute_loss`; factors for whole rows are applied by the caller.
         """
         y, sample_weight = apart(y)
         with (

@@ -31,21 +31,21 @@ ENGINES = ("auto", "ghost", "vectorized", "loop")
 def choose_engine(name: str, model) -> Engine:
     """Returns the engine of the given name.
 
-    A model with statistics='batch' always gets the lotwise engine, and none if "ghost" is asked for.
+    A model with statistics='batch' always gets the lotwise engine; "ghost" raises an error for it.
 
     Args:
         name: "auto" or "ghost"; "vectorized" (the exact engine) or "loop".
         model: a Keras model.
 
     Raises:
-        ValueError: there is no such engine, or "ghost" is not exact for the model.
+        ValueError: the engine is unknown, or "ghost" is not exact for the model.
     """
     one_of("engine", name, ENGINES)
     if uses_batch_statistics(model):
         if name == "ghost":
             raise ValueError(
-                f"Model '{model.name}' normalizes with statistics='batch', so an example's loss "
-                "depends on the whole lot, for which the ghost engine is not exact. Use "
+                f"The ghost engine is not exact for model '{model.name}', which normalizes with "
+                "statistics='batch': an example's loss depends on the whole lot. Use "
                 "engine='auto', or statistics='example'."
             )
         return lotwise.bounded_sum
@@ -80,16 +80,16 @@ def bounded_sum(
         x, y: structures of tensors with a common leading dimension.
         sample_weight: float32 [rows]; zero means that the row is absent.
         physical_batch_size: largest number of rows in a chunk, a multiple of `microbatch_size * views`.
-            There are as few chunks as possible, all of one size. None takes the lot whole, or on a CPU
-            in chunks of a size that suits the model.
+            There are as few chunks as possible, all of one size. None processes the lot as a whole, or
+            on a CPU in chunks of a size that suits the model.
         microbatch_size: number of examples whose mean gradient is bounded together.
-        views: number of rows of each example, which are neighbours in the lot.
-        first: place of the first row, where these rows are a part of a larger lot. Their random numbers
-            are those of these places.
-        expected_rows: about how many rows there will be, where the tensors' static shapes do not say
-            so; it only decides between equivalent ways of computing.
+        views: number of consecutive rows of each example.
+        first: place of the first row, if these rows are part of a larger lot. Random numbers depend on
+            the place.
+        expected_rows: approximate number of rows, for tensors without a static one; used only to choose
+            between equivalent computations.
         observe: called with x, y, sample_weight and the model's `Outputs` for each chunk, some of whose
-            rows may be absent. The result has no outputs then, which would take the memory of a lot.
+            rows may be absent. The result then has no outputs, which saves their memory.
 
     Raises:
         NotImplementedError: the engine needs whole lots, and a lot may exceed `physical_batch_size`.
@@ -121,9 +121,9 @@ def bounded_sum(
 
     if needs_whole_lots:
         raise NotImplementedError(
-            f"physical_batch_size={physical_batch_size} cannot be combined with statistics='batch': "
-            "physical batches would have statistics of their own, for which nothing is proven. Use "
-            "smaller lots instead, or statistics='example'."
+            f"physical_batch_size={physical_batch_size} cannot be combined with "
+            "statistics='batch': each physical batch would have its own statistics, for which "
+            "nothing is proven. Use smaller lots instead, or statistics='example'."
         )
     chunks, size = balanced_chunks(total, physical_batch_size, averaged)
     x, y, sample_weight = pad_rows(x, y, sample_weight, chunks * size)
@@ -140,17 +140,17 @@ def bounded_sum(
 
 
 def _with_room_for_rounding(lot: BoundedSum, rows: int | None, expected: int | None) -> BoundedSum:
-    """Makes the sum a little smaller, by more than float32 rounding can make its sensitivity larger.
+    """Shrinks the sum by more than float32 rounding can enlarge its sensitivity.
 
-    A norm that is rounded down scales its gradient by too much, and one example less may change how
-    the sum of all others is rounded. Measured on a CPU: up to 6e-7 of the clip norm for 256 rows that
-    point the same way, 4e-5 for 16,384; a norm of four million equal entries, up to 4e-7, and 1.1e-5
-    with XLA, which adds them one after the other.
+    If a norm is rounded down, its gradient is clipped too little, and removing an example may change
+    how the sum of all others is rounded. Measured on a CPU: up to 6e-7 of the clip norm for 256 rows
+    that point the same way, 4e-5 for 16,384; a norm of four million equal entries, up to 4e-7, and
+    1.1e-5 with XLA, which adds them one after the other.
 
     Args:
         lot: the sum of a lot.
-        rows, expected: static or expected number of rows. What the sum is multiplied by is public, so
-            it does not depend on the number of rows that there really are.
+        rows, expected: static or expected number of rows. The factor is public, so it does not depend
+            on the actual number of rows.
     """
     rows = rows or 2 * (expected or _USUAL_ROWS)
     room = 2.0**-24 * (16 + rows / 4) + (2.0**-15 if inside_xla() else 0.0)
@@ -159,7 +159,7 @@ def _with_room_for_rounding(lot: BoundedSum, rows: int | None, expected: int | N
 
 
 def _without_padding(lot: BoundedSum, rows) -> BoundedSum:
-    """Returns a bounded sum whose losses and outputs are those of the first `rows` rows only."""
+    """Returns a bounded sum with the losses and outputs of only its first `rows` rows."""
     kept = {name: getattr(lot, name) for name in ("losses", "output_losses", "outputs")}
     kept = keras.tree.map_structure(lambda leaf: leaf[:rows], kept)
     return dataclasses.replace(lot, **kept)

@@ -1,13 +1,13 @@
-"""Refuses models and losses that mix the rows of a lot, by one check with numbers before training.
+"""Refuses models and losses that mix the rows of a lot, by a numerical check before training.
 
-Private training takes the loss of every row alone. That is the loss that Keras computes if the loss of
-a lot is a sum over its rows. A contrastive loss, or a layer that subtracts the mean of the batch, has
-nothing to compare in a single row, and the model would learn noise in silence.
+Private training computes the loss of every row alone. That equals Keras' loss if the loss of a lot is a
+sum over its rows. A contrastive loss, or a layer that subtracts the mean of the batch, has nothing to
+compare in a single row, and the model would silently learn noise.
 
-The rows are made-up numbers, so the check reads no private example. The first row stays, or the last
-one, and all others are replaced, at the same shape and seeds: then that row of an output may not move.
-The loss is a sum over rows if the change that another first row makes is the same for other rows, too.
-This does not concern privacy, which holds for any loss that is given one row at a time.
+The check uses synthetic rows, so it reads no private example. It keeps the first or the last row and
+replaces all others, with the same shapes and seeds: that row of an output must not change. The loss is
+a sum over rows if replacing the first row changes it by the same amount whatever the other rows are.
+Privacy does not depend on this check: it holds for any loss that sees one row at a time.
 """
 
 import functools
@@ -25,18 +25,18 @@ from tfdp.gradients.vectorizing import layer_of_operation
 from tfdp.layers.lot_statistics import uses_batch_statistics
 
 ROWS = 4
-_LENGTH = 32  # stands for a dimension that the specification leaves open
+_LENGTH = 32  # stands for an unknown dimension
 _ALONE = (
-    "Private training bounds what one example contributes, so it takes the loss of each example alone, "
-    "where nothing is left to compare."
+    "Private training bounds the contribution of one example, so it computes the loss of each "
+    "example alone, without others to compare."
 )
 
 
 def refuse_mixed_rows(forward, run, x, y, outputs) -> None:
     """Raises ValueError if outputs or losses of one row depend on other rows.
 
-    A custom `compute_loss` and losses from `add_loss` only give a warning, unless nothing is left of
-    the loss for a single row. Numbers that a model cannot compute with say nothing.
+    A custom `compute_loss` and losses from `add_loss` only cause a warning, unless the loss of a single
+    row is constant. If the model fails on the synthetic rows, nothing is raised.
 
     Args:
         forward: the `Forward` of a compiled model.
@@ -45,11 +45,11 @@ def refuse_mixed_rows(forward, run, x, y, outputs) -> None:
     """
     model = forward.model
     if uses_batch_statistics(model):
-        return  # mixes rows on purpose, and is accounted so
+        return  # mixes rows on purpose, as accounted
     losses = _names_of_losses(model)
     try:
         loss = _traced_loss(forward)
-        # Some models and losses react to their neighbours only where numbers are large.
+        # Some models and losses mix rows only where numbers are large.
         for floats in (_fractions, _large):
             if floats is _fractions or _has_floats(x):
                 _judge_outputs(forward, run, _Lots((x, y), floats))
@@ -59,13 +59,13 @@ def refuse_mixed_rows(forward, run, x, y, outputs) -> None:
     except _Mixed as error:
         raise ValueError(str(error)) from None
     except Exception as error:
-        logging.info("Whether model '%s' mixes rows could not be tried: %s", model.name, error)
+        logging.info("Could not check whether model '%s' mixes rows: %s", model.name, error)
     finally:
         forget_losses(model)
 
 
 class _Mixed(Exception):
-    """Rows are mixed; other errors only say that made-up numbers do not suit the model."""
+    """Rows are mixed; other errors mean that the model cannot process the synthetic rows."""
 
 
 def _has_floats(specs):
@@ -81,12 +81,12 @@ def _large(rng, shape):
 
 
 class _Lots:
-    """Two lots of made-up numbers of which no two rows at the same place are equal.
+    """Two lots of synthetic numbers that differ in every row.
 
     Args:
         specs: a structure of `tf.TensorSpec`s [ROWS, ...].
-        floats: draws floats, from a generator and a shape. None makes them zeros and ones like all
-            whole numbers, which are labels, classes and tokens.
+        floats: draws floats, from a generator and a shape. None makes them zeros and ones, as for all
+            integers, which are labels, classes and tokens.
     """
 
     def __init__(self, specs, floats=None):
@@ -129,16 +129,16 @@ def _judge_outputs(forward, run, lots):
             who = f"Layer '{layer.name}' ({type(layer).__name__}) of model '{model.name}'"
         raise _Mixed(
             f"{who} mixes the examples of a lot: a result for one example (of operation "
-            f"'{operation}') depends on the other examples. {_ALONE} Compute outputs (rows, ...) row "
-            "by row, such as by LayerNormalization instead of statistics over a batch, and make both "
-            "parts of a pair one example."
+            f"'{operation}') depends on the other examples. {_ALONE} Compute outputs (rows, ...) "
+            "row by row, for example with LayerNormalization instead of statistics over a batch, "
+            "and make both parts of a pair one example."
         )
     if added and _interacts([run(*lots(*choice))[1] for choice in _CHOICES]):
         _warn(model, "A loss that a layer of model '%s' adds (add_loss)")
 
 
 def _moved(before, after, row: int) -> bool:
-    """Whether a row of some tensor differs by more than rounding; of tensors with ROWS rows."""
+    """Whether a row differs by more than rounding in any tensor with ROWS rows."""
     return any(_differs(one, other, row) for one, other in zip(before, after, strict=True))
 
 
@@ -147,14 +147,15 @@ def _differs(before, after, row):
         return False
     before, after = (np.asarray(tf.cast(t[row], tf.float64)) for t in (before, after))
     room = 1e-5 * np.max(np.abs(before), initial=0.0)
-    return bool(np.any(np.abs(before - after) > room))  # NaN says nothing
+    return bool(np.any(np.abs(before - after) > room))  # NaN is inconclusive
 
 
 def _mixing_operation(forward, lots, row) -> str:
-    """The name of the operation that mixes rows, as far as a trace shows it.
+    """The name of the operation that mixes rows, or "" if a trace does not show it.
 
-    That is the first one whose result for the row moves; or, if it was given something of `x`
-    that has no rows, what brought rows together before it, such as `tensordot` over all axes.
+    That is the first one whose result for the row changes; or, if one of its inputs depends on `x` and
+    has no axis of rows, the operation that merged the rows before it, such as `tensordot` over all
+    axes.
     """
     found_in: list[tf.Operation] = []
     reach: set[tf.Operation] = set()
@@ -187,7 +188,7 @@ def _names_of_losses(model) -> list[str]:
     compiled = compiled_loss(model)
     if compiled is None or not compiled.built:
         return []
-    # Made-up labels are 0 and 1. Ignoring one of them would make the loss a mean over fewer labels.
+    # Synthetic labels are 0 and 1. Ignoring one of them would make the loss a mean over fewer labels.
     compared = (each[1] for each in flat_losses(compiled))
     return [one.name for one in compared if getattr(one, "ignore_class", None) not in (0, 1)]
 
@@ -215,18 +216,17 @@ def _judge_loss(model, names, loss, lots):
             _warn(model, "The compute_loss of model '%s'")
             return
     raise _Mixed(
-        f"The loss of model '{model.name}' ({', '.join(names)}) is not a sum over the rows of a lot: "
-        f"the value of one row depends on the other rows. {_ALONE} Use a loss with one value for "
-        "each row, computed from its own row, such as "
-        "keras.ops.mean(keras.ops.square(y - y_pred), axis=-1). Means, deviations and class weights "
-        "of a batch can be public constants. Dice and Tversky have the argument `axis`, such as "
-        "axis=(1, 2, 3) for images. Instead of Cox's likelihood, train hazards of time intervals "
-        "(docs/unsupported.md has the code)."
+        f"The loss of model '{model.name}' ({', '.join(names)}) is not a sum over the rows of a "
+        f"lot: the value of one row depends on the other rows. {_ALONE} Use a loss with one value "
+        "for each row, computed from its own row, such as keras.ops.mean(keras.ops.square(y - "
+        "y_pred), axis=-1). Replace means, deviations and class weights of a batch by public "
+        "constants. Pass `axis` to Dice and Tversky, such as axis=(1, 2, 3) for images. Instead "
+        "of Cox's likelihood, train hazards of time intervals (docs/unsupported.md has the code)."
     )
 
 
 def _interacts(values) -> bool:
-    """Whether a change of the first row changes a number by another amount when the others change."""
+    """Whether the effect of the first row on a number depends on the other rows."""
     first, *rest = np.asarray(values, np.float64).reshape([len(_CHOICES), -1])
     room = 1e-5 * np.max(np.abs([first, *rest]), 0) + 1e-3 * np.max(np.abs(rest - first), 0)
     return bool(np.any(np.abs(first - rest[0] - rest[1] + rest[2]) > room))
@@ -238,7 +238,7 @@ def _first_row(lot):
 
 def _warn(model, what):
     logging.warning(
-        f"{what} compares examples, or does not scale with their number. {_ALONE} Make what is "
-        "compared one example, or return a mean over the rows.",
+        f"{what} compares examples, or does not scale with their number. {_ALONE} Make the "
+        "compared parts one example, or return a mean over the rows.",
         model.name,
     )

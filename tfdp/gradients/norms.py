@@ -1,4 +1,4 @@
-"""Norms of factored gradients that rounding does not understate, and when factors are worth it."""
+"""Norms of factored gradients that rounding does not understate, and when to use factors."""
 
 import contextlib
 import contextvars
@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdp._compat import float32_products
 from tfdp._compat.tensorflow import inside_xla, on_gpu
 
-# The number of rows to expect where it is unknown while the graph is built.
+# The number of rows to expect where the graph does not know it.
 _ROWS = contextvars.ContextVar("rows", default=256)
 # Outer products are not instantiated if that takes more than this many float32 numbers (128 MB).
 _MOST_INSTANTIATED = 32 * 2**20
@@ -20,13 +20,13 @@ _MOST_INSTANTIATED = 32 * 2**20
 # norm below this fraction is raised to it.
 CANCELLATION = 1e-4
 # Added to the squared norm of every factor. It is more than float32 arithmetic loses where squares
-# vanish, and negligible beside other squared norms.
+# underflow, and negligible beside other squared norms.
 VANISHING = 1e-24
 
 
 @contextlib.contextmanager
 def expecting_rows(rows: int | None):
-    """Context in which computations are chosen for `rows` rows if the graph does not say how many."""
+    """Context that sets the number of rows to expect where the graph does not know it."""
     token = _ROWS.set(rows or _ROWS.get())
     try:
         yield
@@ -58,7 +58,7 @@ def should_instantiate(rows, positions, p, q) -> bool:
 
 
 def rounding_error(terms: int, positions: int | None) -> float:
-    """Returns how much a squared norm from Gram matrices may be too small, with room to spare.
+    """Returns how much a squared norm from Gram matrices may be too small, with a margin.
 
     Rounding errors of a sum of n products grow like the square root of n, and those of the entries of
     a Gram matrix average out. Measured on a CPU with and without XLA, over 2 to 512 positions and
@@ -76,25 +76,25 @@ def rounding_error(terms: int, positions: int | None) -> float:
 
 
 def gram(factor: tf.Tensor) -> tf.Tensor:
-    """Returns the products of all positions of a factor: [rows, t, p] to [rows, t, t]."""
+    """Returns the Gram matrices of a factor over its positions: [rows, t, p] to [rows, t, t]."""
     return float32_products.product(functools.partial(tf.matmul, transpose_b=True), factor, factor)
 
 
 def with_gpu_rounding(square, largest=None):
-    """Raises squared norms by what the products in a sum may add to it where a GPU rounds them.
+    """Increases squared norms by the rounding error that products on a GPU may add to a sum.
 
     Args:
         square: float32 [rows]: squared norms.
         largest: float32 [rows]: the squares of the triangle inequality's bounds; `square` if None.
     """
     if not on_gpu():
-        return square  # as much as any float32 sum
+        return square  # not more than any float32 sum rounds
     longer = 3.0 * float32_products.unit() * tf.sqrt(square if largest is None else largest)
     return tf.square(tf.sqrt(square) + longer)
 
 
 def with_rounding(square, largest, terms: int, positions: int | None):
-    """Raises squared norms that rounding may have understated because terms cancel.
+    """Increases squared norms that rounding may have understated because terms cancel.
 
     Args:
         square: float32 [rows]: squared norms, from Gram matrices.

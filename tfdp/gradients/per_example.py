@@ -13,7 +13,7 @@ from tfdp.gradients.targets import weighted, without_none
 METHODS = ("vectorized", "loop")
 
 
-# In a tf.function of a user's, AutoGraph would rewrite all of tfdp and Keras, which takes seconds.
+# In a user's tf.function, AutoGraph would rewrite all of tfdp and Keras, which takes seconds.
 @tf.autograph.experimental.do_not_convert
 def per_example_gradients(
     model: keras.Model, x, y=None, sample_weight=None, *, method: str = "vectorized"
@@ -21,16 +21,16 @@ def per_example_gradients(
     """Returns the gradient of the loss for every example of a batch, neither clipped nor noised.
 
     Each example passes through the model alone, in training mode. Penalties of weight regularizers are
-    left out. The gradients depend on the private data without any protection: they are for the person
-    who trains, to look at or to choose a clip norm by (which costs privacy that no ledger counts).
+    left out. The gradients reveal the private data without any protection. They are for inspection by
+    the person who trains; choosing a clip norm by them costs privacy that no ledger counts.
 
     Args:
         model: a built and compiled Keras model, private or not.
         x: inputs, a structure of arrays or tensors with a common leading dimension.
-        y: targets, in the same way; None if the loss needs none.
+        y: targets, likewise; None if the loss needs none.
         sample_weight: float32 [batch]; the gradient of an example is multiplied by its weight. Weights
             of tokens, [batch, tokens], or of several targets go to the loss; see `gradients.targets`.
-        method: "vectorized" (`tf.vectorized_map`), or "loop", one example after the other, for models
+        method: "vectorized" (`tf.vectorized_map`), or "loop", one example at a time, for models
             with operations that TensorFlow cannot vectorize.
 
     Returns:

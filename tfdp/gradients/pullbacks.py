@@ -1,4 +1,4 @@
-"""Gradients through linear operations of weights alone, before a weight meets the data.
+"""Gradients through linear operations on weights, before a weight is combined with data.
 
 A pullback maps the per-example gradients of the result of such an operation to those of the weight.
 Outer products and look-ups stay factors: a product with another weight (LoRA) multiplies one of their
@@ -31,11 +31,11 @@ Pullback = Callable[[PerExampleGradient], PerExampleGradient]
 def pullbacks_of(operation: tf.Operation, place: int) -> list[Pullback] | None:
     """Returns the pullbacks of an operation of weights alone, one for each of its outputs.
 
-    The result is None where the operation is not known to be linear.
+    The result is None if the operation is not known to be linear.
 
     Args:
         operation: an operation none of whose inputs depends on the row.
-        place: which of its inputs is, or is made of, the weight.
+        place: the index of the input that is, or is computed from, the weight.
     """
     tensor, output = operation.inputs[place], operation.outputs[0]
     if not (tensor.shape.is_fully_defined() and output.dtype.is_floating):
@@ -46,7 +46,7 @@ def pullbacks_of(operation: tf.Operation, place: int) -> list[Pullback] | None:
     return None if pullback is None else [pullback]
 
 
-# Operations that take parts of a tensor, and which of their inputs that tensor is.
+# Operations that take parts of a tensor, with the index of that tensor among their inputs.
 _PARTS = {"StridedSlice": 0, "Slice": 0, "Split": 1, "Unpack": 0}
 
 
@@ -69,7 +69,7 @@ def _parts(operation, place):
 
 
 def _taken(operation, place, numbers):
-    """Runs an operation on an array and returns its parts; none if it needs unknown numbers."""
+    """Runs an operation on an array and returns its parts; no parts if an argument is unknown."""
     definition, run = operation.op_def, getattr(tf.raw_ops, operation.type)
     # In Python, `split_dim` is called `axis`.
     names = [argument.name.replace("split_dim", "axis") for argument in definition.input_arg]
@@ -120,7 +120,7 @@ class _Rearranged:
 
     def __call__(self, gradient):
         if isinstance(gradient, OuterProducts):
-            # A matrix that was transposed: the two factors change places.
+            # A transposed matrix: the two factors are exchanged.
             if gradient.finish is identity and self.finish.order == (1, 0):
                 return OuterProducts(gradient.right, gradient.left)
             return OuterProducts(gradient.left, gradient.right, self._after(gradient.finish))
@@ -149,9 +149,9 @@ class _Resized:
     """A part of the weight was taken, or the weight became a part of a larger tensor.
 
     Attributes:
-        shape: the shape of what it became, with as many axes as the weight.
-        margins: for each axis, how many zeros the gradient gets before and behind it; less than zero
-            where entries are left out.
+        shape: the shape of the result, with as many axes as the weight.
+        margins: for each axis, how many zeros to add to the gradient before and after it; negative to
+            drop entries.
     """
 
     shape: tuple
@@ -171,7 +171,7 @@ class _Resized:
 
 
 def _joined(parts, place, axis):
-    """The pullback of a weight that was joined to others, as part number `place`."""
+    """The pullback of a weight that was concatenated with others, as part number `place`."""
     shapes = [part.shape for part in parts]
     if not all(shape.is_fully_defined() for shape in shapes):
         return None
@@ -184,7 +184,7 @@ def _joined(parts, place, axis):
 
 
 def _resized(values, *margins):
-    """Puts zeros before and behind the last axes, or leaves entries out where margins are negative."""
+    """Pads the last axes with zeros, or crops them where margins are negative."""
     if any(before < 0 or behind < 0 for before, behind in margins):
         own = (slice(-before, behind or None) for before, behind in margins)
         return values[(..., *own)]
@@ -201,7 +201,7 @@ class _Scaled:
 
     def __call__(self, gradient):
         by = self.by
-        if tf.is_tensor(by):  # under XLA, rows pass in a graph of their own
+        if tf.is_tensor(by):  # under XLA, rows pass in a separate graph
             by = tf.reshape(tf.cast(outside(by), tf.float32), [])
         if isinstance(gradient, OuterProducts):
             return dataclasses.replace(gradient, right=gradient.right * by)
@@ -262,7 +262,7 @@ def _of_looked_up(lookups, other):
 
 
 def _rows_of(values, width):
-    """Cuts, or joins, the last axis of [rows, positions, n] to [rows, positions', width]."""
+    """Splits, or merges, the last axis of [rows, positions, n] to [rows, positions', width]."""
     positions = values.shape[1]
     if positions is not None:
         positions = positions * values.shape[2] // width

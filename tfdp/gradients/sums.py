@@ -1,12 +1,12 @@
 """Adds the per-example gradients of a variable that a model uses several times.
 
-The norm of a sum is not the sum of the norms, so the uses become one gradient before anything is
-measured. Factors of several uses stay factors: they are further positions of one sum of outer products,
-or further look-ups of one table. A tied embedding has both kinds, for which there is
-`LookupsAndProducts`. Whatever cannot be kept as factors is written out and added entry by entry.
+The norm of a sum is not the sum of the norms, so the gradients are added before a norm is computed.
+Factors of several uses stay factors: further positions of one sum of outer products, or further
+look-ups of one table. `LookupsAndProducts` is for tied embeddings, which have both. Gradients that
+cannot be kept as factors are written out and added entry by entry.
 
-In all these forms, norm and weighted sum are computed from the same tensors, so terms of two uses that
-cancel are bounded as they are added.
+In all these forms, norm and weighted sum are computed from the same tensors, so the norm is that of the
+summed gradient, even if terms of two uses cancel.
 """
 
 import collections
@@ -74,12 +74,12 @@ def _merged(group):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LookupsAndProducts(PerExampleGradient):
-    """Gradients of a table that was looked up in and multiplied by: a tied embedding.
+    """Gradients of a table that is used in both look-ups and products: a tied embedding.
 
     A look-up of row i is an outer product whose left factor is the unit vector of i. So the Gram
-    matrices over all positions of both kinds give the norm. The left one has, between a look-up and an
-    output position, the entry of the output's left factor at the looked-up index. No gradient
-    [table, width] of a row is written out.
+    matrices over all positions of both kinds give the norm. The left one's entry for a look-up and an
+    output position is that of the output's left factor at the looked-up index. No gradient [table,
+    width] of a row is written out.
 
     Args:
         lookups: `Lookups` of a table [size, width].
@@ -111,7 +111,7 @@ class LookupsAndProducts(PerExampleGradient):
         among_products = gram(left) * gram(right)
         multiply = functools.partial(tf.matmul, transpose_b=True)
         between = met * float32_products.product(multiply, right, vectors)
-        # `tf.where`, because the vectors at other indices need not be finite together.
+        # `tf.where`, because products of vectors at different indices need not be finite.
         among_lookups = tf.where(same, gram(vectors), 0.0)
         square = tf.add_n(
             [
@@ -144,8 +144,8 @@ def _squares(factor):
 class MomentTerm:
     """The part of gradients that flows through the moments of public examples.
 
-    It is `sum_k coefficients[i, k, c] * jacobian[k, ..., c]` for row i, where k counts mean and
-    variance; see `engines.public_moments`.
+    It is `sum_k coefficients[i, k, c] * jacobian[k, ..., c]` for row i, where k = 0, 1 stands for mean
+    and variance; see `engines.public_moments`.
 
     Args:
         jacobian: float32 [k, *shape of the variable], features last.

@@ -1,19 +1,17 @@
-"""Targets and the weights that belong to their parts, in the form in which engines carry them.
+"""Targets with weights for parts of a row, such as tokens, in the form that engines use.
 
 Keras' `sample_weight` may have one number for each row, one for each token of a row, or one array for
-each output of the model. Engines need to know of every row whether it is present, and a factor for its
-loss: a tensor [rows]. All finer weights travel inside the targets, as `WeightedTargets`, and reach the
-loss with their row.
+each output of the model. Engines need one factor for the loss of each row, a tensor [rows] that is zero
+for absent rows. Finer weights are part of the targets, as `WeightedTargets`, and reach the loss with
+their row.
 
-Which normalization is used: the loss of a row is what Keras computes for a batch that has this row
-alone. With a weight [rows], Keras' loss without weights is multiplied by the row's number. With finer
-weights, Keras' loss gets them, so that the default reduction divides a sum over tokens by the number of
-tokens (and not by the sum of the weights, which "mean_with_sample_weight" does), while losses from
-`add_loss` are not weighted. Nothing of another row takes part. A row whose weights are all zero is
-absent.
+Normalization: the loss of a row is the one that Keras computes for a batch of this row alone. With
+weights [rows], Keras' unweighted loss is multiplied by the row's weight. With finer weights, Keras'
+loss gets them, so that the default reduction divides a sum over tokens by the number of tokens (and not
+by the sum of the weights, which "mean_with_sample_weight" does), while losses from `add_loss` are not
+weighted. No other row takes part. A row whose weights are all zero is absent.
 
-TensorFlow's functions on structures take None for a leaf, so absent inputs and targets are empty
-tuples in engines.
+`tf.nest` treats None as a leaf, so absent inputs and targets are empty tuples in engines.
 """
 
 from typing import Any, NamedTuple
@@ -36,12 +34,12 @@ class WeightedTargets(NamedTuple):
 
 
 def apart(y) -> tuple[Any, Any]:
-    """Returns targets and the weights of their parts; None where a row has only a factor."""
+    """Returns (targets, weights of their parts); weights is None if each row has only a factor."""
     return tuple(y) if isinstance(y, WeightedTargets) else (y, None)
 
 
 def without_none(tree):
-    """Replaces every None in a structure by an empty tuple, which has no tensor."""
+    """Replaces every None in a structure by an empty tuple, which has no leaves."""
     if tree is None:
         return ()
     return tf.nest.map_structure(lambda leaf: () if leaf is None else leaf, tree)
@@ -57,7 +55,7 @@ def with_none(tree):
 
 
 def weighted(y, sample_weight, rows) -> tuple[Any, tf.Tensor]:
-    """Brings the targets and sample weights of a batch into the form of engines.
+    """Converts the targets and sample weights of a batch to the form that engines use.
 
     Args:
         y: targets, a structure of tensors [rows, ...], with None where there is none.
@@ -99,9 +97,9 @@ def check_weights(y, sample_weight) -> None:
         return
     if not nested:
         raise ValueError(
-            "One `sample_weight` for several targets has more than one number for each example: shape "
-            f"{tuple(sample_weight.shape)}. Pass shape (rows,), or weights in the structure of the "
-            "targets."
+            "A single `sample_weight` for several targets must have one number per example. Its "
+            f"shape is {tuple(sample_weight.shape)}. Pass shape (rows,), or weights in the "
+            "structure of the targets."
         )
     tf.nest.assert_same_structure(*map(keras.tree.lists_to_tuples, (y, sample_weight)))
 
@@ -113,8 +111,8 @@ def _weight(leaf, rows):
     leaf = tf.cast(tf.convert_to_tensor(leaf), tf.float32)
     if not leaf.shape.rank:
         raise ValueError(
-            "There is one sample weight for all rows. Pass one for each example, shape (rows,), or for "
-            "each token, shape (rows, tokens)."
+            "`sample_weight` is a single number for all rows. Pass one for each example, shape "
+            "(rows,), or for each token, shape (rows, tokens)."
         )
     return leaf[:, 0] if leaf.shape.rank == 2 and leaf.shape[1] == 1 else leaf
 

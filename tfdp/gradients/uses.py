@@ -1,19 +1,19 @@
 """Finds how a weight is used, in the graph of one row's pass through the model.
 
-Each row passes alone, so the output of an operation with a weight belongs to that row. Large weights
-meet the row's data in few kinds of operations: products, convolutions and look-ups. There the gradient
-is a sum of outer products, or of vectors at looked-up rows, and its factors are the operation's other
-input and the gradient at its output (`weight_ops`). Before that, a weight may be cast, reshaped, scaled
-or multiplied by other weights (LoRA), which the factors follow (`pullbacks`). Where a weight meets the
-data in any other operation, its gradient is written out for each row.
+Each row passes alone, so the output of an operation with a weight belongs to that row. Few kinds of
+operations combine a large weight with the row's data: products, convolutions and look-ups. There the
+gradient is a sum of outer products, or of vectors at looked-up rows, and its factors are the
+operation's other input and the gradient at its output (`weight_ops`). Before that, a weight may be
+cast, reshaped, scaled or multiplied by other weights (LoRA), which the factors follow (`pullbacks`). If
+any other operation combines a weight with data, its gradient is written out for each row.
 
 This is exact by the chain rule: the gradient of a weight is the sum, over the operations that read it,
 of the gradient at the operation's output, pulled back to the weight. `uses_of` goes through every
-operation that reads it. If no rule knows one of them, the gradient takes more memory, and is the same.
+operation that reads it. If one of them has no rule, the gradient is the same, but takes more memory.
 
-A new rule belongs in `weight_ops.gradient_rule` if a weight meets the data there, and in
-`pullbacks.pullbacks_of` if the operation is linear in weights alone. Return None when in doubt. Code
-whose uses the graph does not show, such as the loops of recurrent layers and the public examples of
+A new rule belongs in `weight_ops.gradient_rule` if the operation combines a weight with data, and in
+`pullbacks.pullbacks_of` if it is linear in weights alone. Return None when in doubt. Code whose uses
+the graph does not show, such as the loops of recurrent layers and the public examples of
 normalizations, calls `declare`.
 """
 
@@ -42,9 +42,8 @@ class Use:
         saved: other tensors of the pass that the weight's gradient is computed from.
         gradient: maps the gradients at `sources` and the saved tensors, each [rows, *shape in the
             pass], to the `PerExampleGradient` of the weight.
-        written_out: whether the gradient has no factors, since the weight met the data entry by entry
-            or in an unknown operation.
-        unknown: the operation of unknown kind for which the gradient is written out, or None.
+        written_out: whether the gradient has no factors, because the operation is entrywise or unknown.
+        unknown: the unknown operation for which the gradient is written out, or None.
     """
 
     sources: list
@@ -71,10 +70,10 @@ def _whole(at_weight):
 
 
 def uses_of(read: tf.Tensor, of_rows: Callable) -> list[Use]:
-    """Returns the uses of a weight, or `written_out_use` if an operation with it is of unknown kind.
+    """Returns the uses of a weight, or `written_out_use` if an operation with it is unknown.
 
     Args:
-        read: the weight as the pass read it, in a graph that shows the pass to its end.
+        read: the weight as the pass read it, in the graph of the complete pass.
         of_rows: whether a tensor depends on the row; see `_compat.graphs.Dependence`.
     """
     uses = [*_declared(read)]
@@ -102,8 +101,8 @@ def _uses_in(operation, tensor, of_rows):
         uses = []
         for pullback, output in zip(pullbacks, operation.outputs, strict=True):
             uses += [_after(use, pullback) for use in uses_of(output, of_rows)]
-        # A product with what no row changes is a sum of outer products itself. That is better than
-        # what a later operation writes out.
+        # A product with a tensor that all rows share is itself a sum of outer products, which is
+        # cheaper than a gradient that a later operation writes out.
         if operation.type not in PRODUCTS or not any(use.written_out for use in uses):
             return uses
     rule = gradient_rule(operation, place) or _rule_in_call(operation, place)

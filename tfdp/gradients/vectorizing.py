@@ -21,8 +21,8 @@ def vectorized_map(model, function: Callable, rows):
         The results of the rows, stacked.
 
     Raises:
-        NotImplementedError: TensorFlow cannot vectorize an operation. What `function` itself raises is
-            passed on.
+        NotImplementedError: TensorFlow cannot vectorize an operation. Errors that `function` itself
+            raises are passed on.
     """
     raised: list[Exception] = []
     operations: list[tf.Operation] = []
@@ -37,11 +37,11 @@ def vectorized_map(model, function: Callable, rows):
     try:
         return pfor_map.vectorized_map(noticed, rows, operations)
     except Exception as error:
-        if raised:  # under XLA, TensorFlow wraps it in an error of its own
+        if raised:  # under XLA, TensorFlow wraps it in its own error
             raise raised[-1] from None
         if not operations:
             raise
-        # Inside a function of its own, an operation's name does not begin with that of its layer.
+        # Inside a nested function, an operation's name does not begin with that of its layer.
         layers = (layer_of_operation(model, operation.name) for operation in operations)
         layer = next((layer for layer in layers if layer is not None), None)
         if layer is None:
@@ -60,12 +60,11 @@ def vectorized_map(model, function: Callable, rows):
 
 
 def error_of_row(model, error: BaseException) -> Exception | None:
-    """Returns an error that says that the value of an example ended a step, or None if none did.
+    """Returns the error for a step that failed on the value of an example; None for other errors.
 
     Args:
         model: the Keras model whose step failed.
-        error: what TensorFlow raised. Errors of data pipelines, which are no part of a pass, are of
-            another kind.
+        error: the error that TensorFlow raised. Errors of data pipelines are not part of a pass.
     """
     found = re.search(r"\[\[{+node ([^}]+)}+\]\]", str(error))
     if found is None or not isinstance(error, tf.errors.InvalidArgumentError):
@@ -81,16 +80,17 @@ def error_of_row(model, error: BaseException) -> Exception | None:
     return type(error)(
         None,
         None,
-        f"{who} cannot compute with the value of an example, which ended the step for all others: "
-        f"{reason} (operation {name}). The error itself reveals something about this example, which no "
+        f"{who} failed on the value of an example, which ended the step for all others: {reason} "
+        f"(operation {name}). The error itself reveals information about this example, which no "
         "epsilon covers; the planned steps are counted. Remove such values before training "
-        "(dataset.map), or avoid the error in the layer, such as by tf.where or tf.clip_by_value.",
+        "(dataset.map), or avoid the error in the layer, for example with tf.where or "
+        "tf.clip_by_value.",
     )
 
 
 def layer_of_operation(model, name: str):
     """Returns the innermost layer in whose name scope an operation is, or None."""
-    # Where an inner layer has the name of the layer around it, that one is meant.
+    # An outer layer takes precedence over an inner one with the same name.
     layers = {layer.name: layer for layer in reversed(layers_of(model)) if layer.name}
     for scope in reversed(name.split("/")[:-1]):
         # Keras opens a layer's scope twice, to build and to call it; the second gets a number.
@@ -101,7 +101,7 @@ def layer_of_operation(model, name: str):
 
 
 def _reason(error):
-    """Returns the first line of the error from which all others were made."""
+    """Returns the first line of the original error."""
     while (error.__cause__ or error.__context__) is not None:
         error = error.__cause__ or error.__context__
     return str(error).strip().partition("\n")[0].rstrip(".")[:200]

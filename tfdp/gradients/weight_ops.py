@@ -1,8 +1,8 @@
-"""Gradient rules of the operations in which a weight meets the data of a row.
+"""Gradient rules for operations that combine a weight with the data of a row.
 
 All tensors here are [rows, *shape in the pass of one row]: the other inputs of the operation, and the
-gradient at its output. A row passes as a batch of one, so the shape mostly
-begins with a one: the single position of a Dense layer, the single image of a convolution.
+gradient at its output. A row is a batch of one, so the shape mostly begins with a one: the single
+position of a Dense layer, the single image of a convolution.
 """
 
 import math
@@ -44,10 +44,10 @@ def gradient_rule(operation: tf.Operation, place: int) -> tuple[list, Callable] 
 
     Args:
         operation: the operation.
-        place: which of its inputs is the weight.
+        place: the index of the weight among its inputs.
 
     Returns:
-        (saved, gradient), as in `uses.Use`, or None where the operation is of no known kind.
+        (saved, gradient), as in `uses.Use`, or None for an unknown operation.
     """
     kind = operation.type
     if not operation.inputs[place].shape.is_fully_defined():
@@ -91,7 +91,7 @@ def _entrywise(operation, place):
 
 
 def _product(operation, place):
-    """Products of matrices and other sums of products, by the labels of their axes."""
+    """Matrix products and einsums, by the labels of their axes."""
     labels = _labels(operation)
     data = operation.inputs[1 - place]
     if labels is None or data.shape.rank is None:
@@ -139,9 +139,9 @@ def _sum_of_products(data, at_output, weight, seen, output, sizes, shape) -> Per
     """The gradient of a weight that is multiplied by data and summed.
 
     Args:
-        data, at_output: what multiplies the weight, and the gradient at the result, [rows, ...].
+        data, at_output: the weight's factor, and the gradient at the result, [rows, ...].
         weight, seen, output: the labels of the axes of the weight, of `data` and of the result.
-        sizes: the labels and lengths of the weight's axes, in order, but for those of length one.
+        sizes: the labels and lengths of the weight's axes, in order, without those of length one.
         shape: the weight's shape.
     """
     data, at_output = tf.cast(data, tf.float32), tf.cast(at_output, tf.float32)
@@ -157,7 +157,7 @@ def _sum_of_products(data, at_output, weight, seen, output, sizes, shape) -> Per
         found = tf.einsum(equation, data, at_output)
         return Instantiated(tf.ensure_shape(found, [None, *sizes.values()]), Arranged(shape))
     shared = [a for a in seen if a not in sizes]
-    # One of the two may know a length that the other does not.
+    # A length may be known in only one of the two.
     known = dict(zip(seen, data.shape[1:], strict=True))
     known |= {a: n for a, n in zip(output, at_output.shape[1:], strict=True) if n is not None}
     count = tf.TensorShape([known[a] for a in shared]).num_elements()
@@ -165,7 +165,7 @@ def _sum_of_products(data, at_output, weight, seen, output, sizes, shape) -> Per
     right = _arranged(at_output, output, shared, out, sizes, count)
     if len(shape) == len(sizes) == 2:
         return OuterProducts(left, right) if [*sizes] == into + out else OuterProducts(right, left)
-    # Axes of length one are put back behind the others, and then in their places.
+    # Axes of length one are appended, then moved to their places.
     ones = [a for a in weight if a not in sizes]
     order = tuple([*into, *out, *ones].index(a) for a in weight)
     lengths = tuple(sizes.get(a, 1) for a in [*into, *out, *ones])
@@ -173,7 +173,7 @@ def _sum_of_products(data, at_output, weight, seen, output, sizes, shape) -> Per
 
 
 def _summed(tensor, labels, others):
-    """Sums [rows, *labels] over the axes that nothing else has; returns (tensor, its other labels)."""
+    """Sums [rows, *labels] over the axes that are not in `others`; returns (tensor, labels left)."""
     alone = [place for place, a in enumerate(labels) if a not in others]
     if not alone:
         return tensor, labels
@@ -211,7 +211,7 @@ def _lookup(operation):
         rows = -1 if count else tf.shape(indices)[0]
         if count is None:
             count = tf.reduce_prod(tf.shape(indices)[1:])
-        # An index of 64 bits beyond the table is none of its rows, whatever its lower 32 bits say.
+        # An int64 index beyond the table must not become a valid one by the cast to int32.
         indices = tf.cast(tf.where((indices >= 0) & (indices < size), indices, -1), tf.int32)
         indices = tf.reshape(indices, [rows, count])
         vectors = tf.reshape(at_output, [rows, count, width])
@@ -221,7 +221,7 @@ def _lookup(operation):
 
 
 def _convolution(operation):
-    """A convolution, or a transposed one, whose result and argument have changed places."""
+    """A convolution, or a transposed one, in which input and output are exchanged."""
     kernel = tuple(operation.inputs[1].shape)
     window = _window(operation, kernel[:-2])
     transposed, depthwise = operation.type in _TRANSPOSED, operation.type == _DEPTHWISE
@@ -261,7 +261,7 @@ def _window(operation, size):
 
 
 def _by_images(operation, tensor):
-    """Returns (float32 [rows * images, *spatial, channels], the number of images of a row)."""
+    """Returns (float32 [rows * images, *spatial, channels], the number of images per row)."""
     tensor = tf.cast(tensor, tf.float32)
     count = tf.shape(tensor)[1] if tensor.shape[1] is None else tensor.shape[1]
     images = merged(tensor)
@@ -274,8 +274,8 @@ def _kernel_gradient(inputs, outputs, window, shape) -> PerExampleGradient:
     """Returns sums over positions of patch ⊗ output gradient (Bu et al. 2022).
 
     Args:
-        inputs: float32 [images, *space, channels], what the convolution was given.
-        outputs: float32 [images, positions, filters], the gradients at what it returned.
+        inputs: float32 [images, *space, channels], the inputs of the convolution.
+        outputs: float32 [images, positions, filters], the gradients at its outputs.
         window: the `Window` of the convolution.
         shape: the kernel's shape, [*window.size, channels // groups, filters].
     """
@@ -287,7 +287,7 @@ def _kernel_gradient(inputs, outputs, window, shape) -> PerExampleGradient:
     ):
         if channels <= THIN_CHANNELS:
             return Instantiated(products_of_columns(inputs, outputs, window), Arranged(shape))
-        # With fewer positions than filters, patches take less copying than products of rows.
+        # With fewer positions than filters, patches need less copying than products of rows.
         if outputs.shape[1] is None or outputs.shape[1] > filters:
             first, last = window.size[:-1], len(window.size) - 1
             order = (*range(last), last + 1, last + 2, last)

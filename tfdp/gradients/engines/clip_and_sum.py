@@ -1,4 +1,4 @@
-"""Turns per-example gradients into one bounded sum: the last part of all engines."""
+"""Turns per-example gradients into one bounded sum: the last step of all engines."""
 
 import collections
 import dataclasses
@@ -10,7 +10,7 @@ from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.contract import BoundedSum
 from tfdp.gradients.factors import Instantiated, PerExampleGradient, zero_rows
 
-_SMALL = 2**12  # entries up to which written-out gradients are put side by side
+_SMALL = 2**12  # entries up to which written-out gradients are concatenated
 
 
 def clip_and_sum(
@@ -57,8 +57,8 @@ def clip_and_sum(
         any_present &= exists
         finite &= tf.repeat(exists, averaged)
     else:
-        # Nearly every lot is finite. A weight of zero then removes an absent row, and nothing has to be
-        # written to large tensors.
+        # Nearly every lot is finite. A weight of zero then removes an absent row, and no large tensor
+        # has to be written.
         parts = _kept(parts, keep, unless=tf.reduce_all(finite))
         any_present = present
     sums, norms, clipped = _sums(parts, variables, bound, square_norms, any_present, averaged)
@@ -84,12 +84,12 @@ def _any_of(rows, size):
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """The gradients of one variable, or of several small ones side by side.
+    """The gradients of one variable, or the concatenated ones of several small variables.
 
     Attributes:
         gradient: the gradients of all its variables.
-        layer: number of the layer that the bound counts them to.
-        places: the numbers of its variables.
+        layer: number of their layer in the bound.
+        places: the indices of its variables.
         own: the gradients of each of several variables.
     """
 
@@ -111,7 +111,7 @@ class _Part:
 
 
 def _parts(gradients, bound) -> list[_Part]:
-    """Puts small gradients that are written out side by side, because a network has many of them."""
+    """Concatenates small gradients that are written out, because a network has many of them."""
     if bound.whole_gradients:
         gradients = [None if g is None else g.instantiated() for g in gradients]
     layers = bound.layers or [0] * len(gradients)
@@ -169,7 +169,7 @@ def _sums(parts, variables, bound, square_norms, present, averaged):
         variables, bound: as in `clip_and_sum`.
         square_norms: float32 [rows, layers].
         present: bool [rows]: which of them count.
-        averaged: each of these rows is the sum of so many, for their mean.
+        averaged: the number of original rows whose sum each row is; their mean is bounded.
 
     Returns:
         (sums, norms, clipped), as in `BoundedSum`.
@@ -191,7 +191,7 @@ def _sums(parts, variables, bound, square_norms, present, averaged):
 
 
 def _sums_of_whole(parts, variables, bound, norms, present, averaged):
-    """Bounds and sums whole gradients, with all variables of a row side by side.
+    """Bounds and sums whole gradients, with all variables of a row concatenated.
 
     Returns:
         (sums; bool [rows]: whether the bound shortened the gradient).

@@ -1,6 +1,6 @@
-"""The steps of the usual LSTM and GRU, written out; see `recurrent_steps.RecurrentStep`.
+"""Hand-written steps of the standard LSTM and GRU; see `recurrent_steps.RecurrentStep`.
 
-Activations are kept instead of being computed again, and the gradient has fewer operations.
+They keep activations instead of recomputing them, and their gradients have fewer operations.
 """
 
 import keras
@@ -13,7 +13,7 @@ from tfdp.gradients.factors import Instantiated, OuterProducts
 
 
 def gated_step(cell, values: dict, sequences, training):
-    """Returns an `LSTMStep` or a `GRUStep`, or None where the cell is not a usual one.
+    """Returns an `LSTMStep` or a `GRUStep`, or None if the cell is not a standard one.
 
     Args:
         cell, values, sequences, training: as `TracedStep` takes them.
@@ -24,7 +24,7 @@ def gated_step(cell, values: dict, sequences, training):
     usual &= cell.recurrent_activation is keras.activations.sigmoid
     usual &= not (training and (cell.dropout or cell.recurrent_dropout))
     weights = (cell.kernel, cell.recurrent_kernel, cell.bias)
-    # A wrapper may put what it computes from a weight in the weight's place.
+    # A wrapper may replace a weight by a tensor that it computes from it.
     usual &= all(isinstance(weight, keras.Variable) for weight in weights if weight is not None)
     if not usual or sequences.dtype != cell.compute_dtype:
         return None
@@ -49,9 +49,9 @@ def _of_products(at_product, states):
 
 
 class LSTMStep(RecurrentStep):
-    """The elementwise part of the gradient is a single operation of TensorFlow, for float32 on CPUs.
+    """A step of an LSTM, whose elementwise gradient is one TensorFlow operation, for float32 on CPUs.
 
-    It wants the gates in another order than Keras has them.
+    The operation expects the gates in another order than Keras.
     """
 
     def __init__(self, cell, values, sequences):
@@ -101,7 +101,7 @@ def _exchanged(gates):
 
 
 class GRUStep(RecurrentStep):
-    """The reset gate multiplies the candidate's part from the states, after its product."""
+    """A step of a GRU whose reset gate is applied after the product with the states (`reset_after`)."""
 
     def __init__(self, cell, values, sequences):
         bias = [None] if cell.bias is None else tf.unstack(_weight(cell, cell.bias))

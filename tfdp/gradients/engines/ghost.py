@@ -1,12 +1,12 @@
 """The ghost engine: each row alone, all rows at once, gradients kept as factors.
 
-`tf.vectorized_map` runs the model on each row as a batch of one, so nothing that the model does can mix
-rows. The graph of that pass shows in which operations each weight meets the data (`uses`). The one
-backward pass takes the gradients at their outputs, and none at the weights. These gradients and what
-the operations were given are the factors of the per-example gradients, so that norms and sums need no
-gradient of every weight and row (Goodfellow 2015; Li et al. 2022, "ghost clipping"; Bu et al. 2023,
-"book-keeping"). A weight that meets the data in another way has its gradient written out for each row;
-so has every weight if `factors=False`.
+`tf.vectorized_map` runs the model on each row as a batch of one, so the model cannot mix rows. The
+graph of that pass shows which operations combine each weight with data (`uses`). A single backward pass
+computes the gradients at their outputs, and none at the weights. These gradients and the inputs of the
+operations are the factors of the per-example gradients, so that norms and sums need no gradient of
+every weight and row (Goodfellow 2015; Li et al. 2022, "ghost clipping"; Bu et al. 2023,
+"book-keeping"). For weights that are used in another way, and for all weights if `factors=False`, the
+gradient is written out for each row.
 """
 
 import functools
@@ -30,7 +30,7 @@ from tfdp.gradients.uses import Use, declaring, uses_of, written_out_use
 from tfdp.gradients.vectorizing import layer_of_operation
 
 _LARGE = 2**16  # entries of a weight whose gradients are worth a warning
-_TOLD: weakref.WeakSet = weakref.WeakSet()  # models that were warned of
+_WARNED: weakref.WeakSet = weakref.WeakSet()  # models with a warning
 
 
 def per_example_gradients(
@@ -40,7 +40,7 @@ def per_example_gradients(
 
     Args:
         forward, x, y, sample_weight, first: as in `contract.Engine`.
-        factors: whether gradients stay factors where there are some.
+        factors: whether gradients stay factors where possible.
 
     Returns:
         (gradients, losses, output_losses, outputs, state): gradients is a list with a
@@ -75,7 +75,7 @@ def per_example_gradients(
                 uses[:] = [written_out_use(read, of_rows) for read in reads]
         flat = [use for each in uses for use in each]
         sources = [source for use in flat for source in use.sources]
-        # Asked for gradients amid a graph, a tape never frees that graph (TensorFlow 2.21).
+        # A tape that computes gradients inside a graph never frees it (TensorFlow 2.21).
         gradients = tf.gradients(weighted, sources, unconnected_gradients="zero")
         gradients = iter(map(tf.convert_to_tensor, gradients))  # some may be IndexedSlices
         tensors = [[*(next(gradients) for _ in use.sources), *use.saved] for use in flat]
@@ -102,26 +102,25 @@ def per_example_gradients(
 
 
 def _warn_of_large(forward, uses):
-    """Warns, once for each model, of large weights that an operation of unknown kind uses.
+    """Warns, once per model, about large weights that an unknown operation uses.
 
     Their gradients are written out for every row. So are those of weights that every row uses entry by
-    entry, such as position embeddings; that is no surprise, and no warning.
+    entry, such as position embeddings, but these are expected and cause no warning.
     """
     large = []
     for variable, own in zip(forward.variables, uses, strict=True):
         unknown = [use.unknown for use in own if use.unknown is not None]
         if unknown and math.prod(variable.shape) > _LARGE:
             large.append((variable, unknown[0]))
-    if not large or forward.model in _TOLD:
+    if not large or forward.model in _WARNED:
         return
-    _TOLD.add(forward.model)
+    _WARNED.add(forward.model)
     for variable, why in large:
         layer = layer_of_operation(forward.model, why.name)
         logging.warning(
-            "The gradient of '%s' is written out for every example, %.3g MB each, because %s "
-            "computes something from it, or uses it, in a way for which tfdp knows no shorter form "
-            "(TensorFlow operation %s). A weight that is divided by its own norm is an example. A "
-            "smaller physical_batch_size bounds the memory.",
+            "The gradient of '%s' is written out for every example, %.3g MB each, because %s uses "
+            "it in a way that tfdp has no shorter form for (TensorFlow operation %s), such as "
+            "dividing it by its own norm. A smaller physical_batch_size limits the memory.",
             variable.path,
             4e-6 * math.prod(variable.shape),
             f"model '{forward.model.name}'" if layer is None else f"layer '{layer.name}'",

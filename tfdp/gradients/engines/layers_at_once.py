@@ -1,8 +1,8 @@
 """Layers that run once for the rows of all examples, because they cannot be vectorized over rows.
 
-Layers that look up words and numbers in tables have no weights, nothing flows back through them, and
+Layers that look up words and numbers in tables have no weights, no gradient flows through them, and
 their output for one row depends on that row alone (a test replaces all other rows). So
-`tf.vectorized_map` calls each once for all rows. Other layers of this kind react to their neighbours: a
+`tf.vectorized_map` calls each once for all rows. Some layers of this kind do mix rows: a
 `TextVectorization` without `output_sequence_length` pads all texts to the longest one.
 
 The loops of recurrent layers are in `recurrent_loops`.
@@ -62,7 +62,7 @@ def _call(layer, *args, **kwargs):
     tensors = [leaf for leaf in given if isinstance(leaf, tf.Tensor)]
     # A layer inside of a TextVectorization gets ragged tensors, when that layer runs for all rows.
     ragged = any(isinstance(leaf, tf.RaggedTensor) for leaf in given)
-    # Codes with several ones would take a lot of single numbers for one row.
+    # A multi-hot layer would treat a lot of single numbers as one row.
     several = getattr(layer, "output_mode", "int") not in ("int", "one_hot")
     if ragged or (several and any(tensor.shape.rank == 1 for tensor in tensors)):
         return call(*args, **kwargs)

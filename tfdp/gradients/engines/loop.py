@@ -1,9 +1,9 @@
-"""The loop engine: one example after the other, for any model that TensorFlow can differentiate.
+"""The loop engine: one example at a time, for any model that TensorFlow can differentiate.
 
 Each example passes through the model alone, as a batch of one, in a loop that is part of the graph
 (`tf.map_fn`). Nothing is vectorized, so operations work for which `tf.vectorized_map` has no rule:
 sorting, searching, loops within the model, CTC. It is slow, because a step takes as many small passes
-as the lot has rows, and so it runs only where the caller asks for it by name.
+as the lot has rows, so it runs only on request.
 """
 
 import functools

@@ -87,7 +87,7 @@ def _copied_into_absent_rows(tree, present):
 
 
 def _relative_sensitivity(bound, rows, microbatch_size, views):
-    """Returns the sensitivity in clip norms; infinite if `rows` is None, so that it is not static."""
+    """Returns the sensitivity in clip norms; infinite if `rows` is None (not static)."""
     if rows is None:
         return math.inf
     shares = math.sqrt(bound.clip_groups)
@@ -106,16 +106,15 @@ def _row_losses(forward, scope, x, y, y_pred, sample_weight):
         sample_weight: float32 [rows].
 
     Returns:
-        (losses, output_losses, gradients): losses is float32 [rows], not weighted by `sample_weight`;
-        output_losses is as in `BoundedSum`; gradients are those of the weighted losses with respect
-        to the leaves of `y_pred`.
+        (losses, output_losses, gradients): losses is float32 [rows], unweighted; output_losses is as in
+        `BoundedSum`; gradients are those of the weighted losses with respect to the leaves of `y_pred`.
 
     Raises:
         NotImplementedError: TensorFlow cannot vectorize the loss.
     """
 
     # The vectorized function computes the gradients, too. If it were differentiated from outside, XLA
-    # would take its inputs for constants and compile at every step.
+    # would treat its inputs as constants and recompile at every step.
     def one(args):
         *rows, weight = args
         x, y, outputs = batch_of_one(tuple(rows))

@@ -6,9 +6,9 @@ W[..., c] of that feature alone, and on public data. So example i's gradient of 
 
     dL_i/dm_c * dm_c/dW[..., c] + dL_i/dv_c * dv_c/dW[..., c].
 
-The second factors are computed here. The first ones are gradients at copies of the moments, of which
-every row has its own. Where moments depend on weights in another way, every row runs the public
-examples itself, which is right and costs much more.
+The second factors are computed here. The first ones are gradients at copies of the moments, one for
+each row. If moments depend on weights in another way, every row runs the public examples itself, which
+is correct but costs much more.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ def public_moments(forward, values: list, state: list) -> list:
 
 
 def _derivatives(moments, reads, tape):
-    """The derivatives of one normalization's moments, or None where they are not known to be enough."""
+    """The derivatives of one normalization's moments, or None if they may be incomplete."""
     gradients = [tape.gradient(moment, reads) for moment in (moments.mean, moments.variance)]
     reached = [i for i, pair in enumerate(zip(*gradients, strict=True)) if pair != (None, None)]
     own = _weights_before(moments)
@@ -66,7 +66,7 @@ def _derivatives(moments, reads, tape):
 
 
 def _weights_before(moments) -> list:
-    """The weights [..., features] of which the inputs of a normalization are linear, each by itself."""
+    """The weights [..., features] in each of which the inputs of a normalization are linear."""
     tensor = moments.inputs
     if moments.layer.axis % tensor.shape.rank != tensor.shape.rank - 1:
         return []
@@ -96,7 +96,7 @@ def _keeps_features(operation):
 
 
 def _read(tensor):
-    """The weight that a tensor is but for shape and type; None if anything else uses it, too."""
+    """The weight that a tensor is, except for shape and type; None if anything else uses it."""
     while len(tensor.consumers()) == 1 and _keeps_features(tensor.op):
         if tensor.op.type == "Identity":
             break
@@ -106,10 +106,10 @@ def _read(tensor):
 
 @contextlib.contextmanager
 def known_moments(found: list, variables: list, reads: list):
-    """Context of a row's pass, in which layers take the moments that `public_moments` found.
+    """Context of a row's pass, in which layers use the moments from `public_moments`.
 
     Args:
-        found: what it returned.
+        found: the result of `public_moments`.
         variables, reads: the trainable variables, and their values as the pass reads them.
     """
 

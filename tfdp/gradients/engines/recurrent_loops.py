@@ -1,12 +1,12 @@
 """Recurrent layers, whose loops `tf.vectorized_map` calls once for the rows of all examples.
 
-TensorFlow's gradient of a loop adds up the gradient of each weight over the steps, where nothing is
-left of the factors, and keeps every intermediate tensor of every step. Here the loop has a gradient of
-its own. It keeps the states before each step, goes through the steps backwards (`recurrent_steps`), and
-passes on the factors of the weights' gradients at all steps.
+TensorFlow's gradient of a loop adds up the gradient of each weight over the steps, which loses the
+factors, and keeps every intermediate tensor of every step. Here the loop has a custom gradient. It
+keeps the states before each step, runs the steps backwards (`recurrent_steps`), and returns the factors
+of the weights' gradients at all steps.
 
-Such a gradient sees only the tensors that it is given: inputs, states and the weights of the cell. A
-cell that may use anything else is unrolled, which is right for any cell.
+A custom gradient sees only its arguments: inputs, states and the weights of the cell. A cell that may
+use anything else is unrolled, which is correct for any cell.
 """
 
 import functools
@@ -63,16 +63,16 @@ def _keras_activations(cell):
 def _unrolled(layer):
     """Returns the unrolled `inner_loop` of a recurrent layer.
 
-    A sequence and its mask are reversed before the loop. Keras' own unrolled loop would turn the
-    sequence round, but not the mask with which it hides outputs (`zero_output_for_mask`).
+    A sequence and its mask are reversed before the loop. Keras' own unrolled loop would reverse the
+    sequence, but not the mask that hides outputs (`zero_output_for_mask`).
     """
 
     def inner_loop(sequences, initial_state, mask, training=False):
         if keras.tree.flatten(sequences)[0].shape[1] is None:
             raise NotImplementedError(
-                f"Layer '{layer.name}' ({type(layer).__name__}) gets sequences of unknown length, "
-                "and has to be unrolled. Pad them to one length; if they have one, state it by "
-                "tf.ensure_shape(x, [None, length, features]) in dataset.map. Or use engine='loop'."
+                f"Layer '{layer.name}' ({type(layer).__name__}) has to be unrolled, but its "
+                "sequences have an unknown length. Pad them to one length; if they have one, state it "
+                "by tf.ensure_shape(x, [None, length, features]) in dataset.map. Or use engine='loop'."
             )
         if layer.go_backwards:
             sequences, mask = _reversed(sequences), _reversed(mask)
@@ -89,7 +89,7 @@ def _reversed(sequences):
 
 
 def _looped(layer, values):
-    """Returns the `inner_loop` of a recurrent layer as a loop with a gradient of its own."""
+    """Returns the `inner_loop` of a recurrent layer as a loop with a custom gradient."""
 
     def inner_loop(sequences, initial_state, mask, training=False):
         mask = None if mask is None else tf.cast(keras.tree.flatten(mask)[0], tf.bool)
@@ -104,7 +104,7 @@ def _looped(layer, values):
             return _unrolled(layer)(given[0], initial_state, given[1], training)
         shown, states = _Loop(step, mask).run(initial_state)
         if mask is not None:
-            # A masked step keeps the states. It shows the output of the step before, or zeros.
+            # A masked step keeps the states. Its output is that of the step before, or zeros.
             shows = (
                 mask if layer.zero_output_for_mask else tf.cumsum(tf.cast(mask, tf.int32), 1) > 0
             )
@@ -132,7 +132,7 @@ def _chosen(mask, new, old):
 class _Loop:
     """One pass through the steps of a recurrent layer.
 
-    Tensors that go in or out have the rows first, then the steps.
+    Its arguments and results have axes [rows, steps, ...].
 
     Args:
         step: a `TracedStep`, or one of `gated_steps`.
@@ -175,7 +175,7 @@ class _Loop:
 
         Returns:
             Tensors [rows, steps, ...] that nothing depends on. As their gradients, `_backward` returns
-            what the steps pass on.
+            the factors from all steps.
         """
         pattern = self._step.prepared[0]
         begin, known = tf.shape(pattern)[:2], [*pattern.shape[:2]]
@@ -218,7 +218,7 @@ class _Loop:
         return [_steps_first(shown.stack()), *last], [array.flow for array in (*before, *kept)]
 
     def _backward(self, sequences, masks, same, d_shown, d_last, shared, kept):
-        """Returns ([gradients at `sequences` and at the first states, what is passed on], [])."""
+        """Returns ([gradients at `sequences` and at the first states, factors], [])."""
         step, fixed = self._step, self._step.fixed(shared)
         sequences, masks = [*map(_steps_first, sequences)], [*map(_steps_first, masks)]
         (d_shown,) = map(_steps_first, d_shown)
@@ -287,9 +287,9 @@ def _length(sequences):
 
 
 def _over_steps(gradient, *tensors):
-    """The gradients of a weight from what all steps passed on, each [rows, 1, steps, ...].
+    """The gradients of a weight from the factors of all steps, each [rows, 1, steps, ...].
 
-    Every step is a row of its own, and then the steps of a row are added.
+    Every step is first treated as a row; then the steps of a row are added.
     """
     steps = tensors[0].shape[2] or tf.shape(tensors[0])[2]
     found = (tf.transpose(t, [0, 2, 1, *range(3, t.shape.rank)]) for t in tensors)

@@ -1,9 +1,9 @@
 """One step of a recurrent layer, for the loops of `recurrent_loops`.
 
-A step is cut in two. What depends on the inputs only, such as their product with the kernel, is
-computed for all steps at once, before the loop, by operations of the pass like any others. The loop
-does the rest. Of each operation there in which a weight meets the data (`uses`), it passes on what the
-operation was given and the gradient at its output: the factors of the weight's gradient.
+A step is split in two. Tensors that depend only on the inputs, such as their product with the kernel,
+are computed for all steps at once, before the loop, by ordinary operations of the pass. The loop does
+the rest. For each of its operations that combine a weight with data (`uses`), it returns the
+operation's inputs and the gradient at its output: the factors of the weight's gradient.
 """
 
 import abc
@@ -20,21 +20,21 @@ from tfdp.gradients.uses import uses_of
 
 
 class CannotSplitStep(Exception):
-    """A step cannot be taken apart, or a weight meets its data where the gradient has no factors."""
+    """A step cannot be split, or a weight is used in a way that gives its gradient no factors."""
 
 
 class RecurrentStep(abc.ABC):
     """One step of a recurrent layer, as `recurrent_loops` takes it.
 
     Attributes:
-        prepared: tensors [rows, steps, ...] of the pass: what depends on the inputs only.
-        same: tensors [rows, ...] that all steps share: masks of dropout.
+        prepared: tensors [rows, steps, ...] of the pass, which depend on the inputs only.
+        same: tensors [rows, ...] that all steps share: dropout masks.
         shared: the values of the cell's weights.
         shown: which of the states is the output.
         kept: a `tf.TensorSpec` for each tensor that `forward` keeps.
         uses: list of (value of a weight, sources, saved tensors, gradient), as in `Use`. Sources and
-            saved tensors are some of `outside`, or `tf.TensorSpec`s that stand for the tensors that
-            `backward` passes on, each once, in their order.
+            saved tensors are some of `outside`, or `tf.TensorSpec`s that stand for the factors that
+            `backward` returns, each once, in their order.
         outside: tensors [rows, steps, ...] of the pass.
     """
 
@@ -43,7 +43,7 @@ class RecurrentStep(abc.ABC):
 
     @abc.abstractmethod
     def fixed(self, shared):
-        """Returns what all steps make of the weights alone."""
+        """Returns tensors that all steps compute from the weights alone."""
 
     @abc.abstractmethod
     def forward(self, now, same, states, fixed):
@@ -52,7 +52,7 @@ class RecurrentStep(abc.ABC):
         Args:
             now: the tensors of `prepared` at this step, [rows, ...].
             same, states: [rows, ...].
-            fixed: what the method `fixed` returned.
+            fixed: the result of the method `fixed`.
 
         Returns:
             (new states, tensors to keep).
@@ -64,26 +64,26 @@ class RecurrentStep(abc.ABC):
 
         Args:
             now, same, states, fixed: as in `forward`.
-            kept: what `forward` kept.
+            kept: the tensors that `forward` kept.
             d_new: the gradients at the new states.
 
         Returns:
-            (gradients at `now`, gradients at `states`, what is passed on).
+            (gradients at `now`, gradients at `states`, factors).
         """
 
 
 class TracedStep(RecurrentStep):
-    """A step as the graph of a cell has it.
+    """A step that is taken from the graph of a cell.
 
     Args:
-        cell: a cell that uses nothing but its inputs, states, weights and masks of dropout.
+        cell: a cell that uses nothing but its inputs, states, weights and dropout masks.
         values: {id of variable: tensor}: the trainable variables' values in the pass.
         sequences: [rows, steps, ...].
         states: a structure of tensors [rows, ...]: the states before the first step.
         training: as the cell takes it.
 
     Raises:
-        CannotSplitStep, NotReplayable: the step cannot be taken apart.
+        CannotSplitStep, NotReplayable: the step cannot be split.
     """
 
     def __init__(self, cell, values, sequences, states, training):
@@ -107,7 +107,7 @@ class TracedStep(RecurrentStep):
             return output, tf.nest.flatten(new)
 
         self._trace(step, sequences, states)
-        self._passed = {}  # {(reference to tensor, whether its gradient is passed on): its type}
+        self._passed = {}  # {(reference to tensor, whether its gradient is a factor): its spec}
         late = reached(self._states)
         of_rows = Dependence(self._weights)
         self.uses = []
@@ -126,7 +126,7 @@ class TracedStep(RecurrentStep):
         self.prepared = by_steps(replayed(self._early, known), sequences)
 
     def _of(self, tensors, gradients):
-        """The specs of tensors that are passed on, or of the gradients at them."""
+        """The specs of tensors that are factors, or of the gradients at them."""
         return [
             self._passed.setdefault((t.ref(), gradients), tf.TensorSpec(t.shape, t.dtype))
             for t in tensors
@@ -226,7 +226,7 @@ class TracedStep(RecurrentStep):
 
 
 def value_in_pass(variable):
-    """Returns the value that a layer computes with: noisy weights, or those of the pass."""
+    """Returns the value that a layer computes with: noisy weights, or the pass's value."""
     value = get_stateless_scope().get_current_value(variable)
     return tf.convert_to_tensor(variable if value is None else value)
 

@@ -1,4 +1,4 @@
-"""Each row through the model alone, as a batch of one: what the engines that do so have in common."""
+"""Runs the model on each row alone, as a batch of one: the common part of most engines."""
 
 from collections.abc import Callable
 
@@ -24,17 +24,17 @@ def over_rows(
         forward, x, y, sample_weight, first: as in `contract.Engine`.
         run: maps (state, x, y, weight) of one row, a batch of one, to (results, loss, scope, y_pred,
             new_state).
-        vectorized: whether all rows run at once (`tf.vectorized_map`), or one after the other.
+        vectorized: whether all rows run at once (`tf.vectorized_map`), or one at a time.
 
     Returns:
-        (results, losses, output_losses, outputs, state): losses, float32 [rows], is not weighted;
+        (results, losses, output_losses, outputs, state): losses is float32 [rows], unweighted;
         output_losses and outputs are as in `BoundedSum`; state is as `Forward.advance` takes it.
     """
     state = forward.state()
     of_lot = [value for i, value in enumerate(state) if forward.is_per_example(i)]
     places = first + tf.range(tf.shape(sample_weight)[0])
     seeds = [seeds_of_rows(value, places) for value in of_lot]
-    moved: list[bool] = []  # for each state variable, as one row shows it
+    moved: list[bool] = []  # for each state variable, found from one row
 
     def one(row):
         x, y, weight, place, seeds = row
@@ -96,9 +96,9 @@ def bounded_sum(
 
 
 def _one_by_one(function, rows):
-    """Calls `function` with each row of `rows`, one after the other, and stacks the results.
+    """Calls `function` with each row of `rows`, one at a time, and stacks the results.
 
-    `tf.map_fn` wants the types of the results before it traces the function. So the function is traced
+    `tf.map_fn` needs the types of the results before it traces the function. So the function is traced
     once by itself, and the loop calls the graph.
     """
     row = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), rows)
