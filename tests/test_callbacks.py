@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.accounting.varying import vary
 from tests.rounding import rounding
-from tests.training.small import linear, small, train
+from tests.training.small import GRAPH, linear, small, train
 from tfdp import callbacks
 from tfdp.accounting import PrivacyBudget, claimed, describe, proven, proven_composition
 from tfdp.callbacks import EpsilonCurve, PrivacyProgress, PrivacyTensorBoard, StopAtBudget
@@ -66,10 +66,17 @@ def scalars(folder):
     }
 
 
-def test_tensorboard_gets_the_named_scalars(tmp_path):
-    model = small(budget=PrivacyBudget(60.0, DELTA))
-    train(model, epochs=2, callbacks=[PrivacyTensorBoard(tmp_path, adjacency="replace_one")])
-    values = scalars(tmp_path)
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    """A model, and the folder of TensorBoard that it was trained with."""
+    model, folder = small(budget=PrivacyBudget(60.0, DELTA)), tmp_path_factory.mktemp("shown")
+    train(model, epochs=2, callbacks=[PrivacyTensorBoard(folder, adjacency="replace_one")])
+    return model, folder
+
+
+def test_tensorboard_gets_the_named_scalars(shown):
+    model, folder = shown
+    values = scalars(folder)
     assert {"training/loss", "gradients/fraction_clipped"} <= set(values)
     run = model.privacy.current_run
     for kind, guarantee in {"claimed": claimed, "proven": proven}.items():
@@ -78,15 +85,14 @@ def test_tensorboard_gets_the_named_scalars(tmp_path):
         assert values[f"privacy/epsilon_{kind}"] == pytest.approx(expected, rel=rounding(1))
 
 
-def test_tensorboard_and_plot_show_what_was_spent_and_clipped(tmp_path):
+def test_tensorboard_and_plot_show_what_was_spent_and_clipped(shown):
     pytest.importorskip("matplotlib")
-    model = small(budget=PrivacyBudget(60.0, DELTA))
-    train(model, epochs=2, callbacks=[PrivacyTensorBoard(tmp_path)])
+    model, folder = shown
     epsilon, _, clipped = model.privacy.plot().axes
     assert epsilon.lines[0].get_ydata()[-1] == model.privacy.spent().epsilon
     assert list(clipped.lines[0].get_xdata()) == [2, 4]
     assert len(model.privacy.plot(clipping=False).axes) == 2  # for a release
-    assert "privacy/picture" in tags(tmp_path)
+    assert "privacy/picture" in tags(folder)
 
 
 def test_stop_at_budget_ends_fit_without_an_error():
@@ -119,7 +125,7 @@ def test_what_is_shown_at_an_early_end_counts_all_planned_steps(tmp_path):
 
 
 def test_data_of_unknown_length_show_the_steps_so_far():
-    model = small()
+    model = small(compiled=GRAPH)
     batches = tf.data.Dataset.from_tensor_slices(data(8)).batch(4).filter(lambda *_: True)
     shown = model.fit(batches, epochs=3, verbose=0, callbacks=[PrivacyProgress(DELTA)]).history
     (run,) = model.privacy.ledger.runs

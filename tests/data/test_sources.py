@@ -10,15 +10,15 @@ import tensorflow as tf
 from helpers import sgd
 
 import tfdp
-from tests.training.small import small
+from tests.training.small import GRAPH, small
 from tfdp import data
 from tfdp.data.sources import is_source
 
 X, Y = np.arange(80, dtype=np.float32).reshape(20, 4) / 80, np.arange(20) % 3
 
 
-def seeded():
-    return small(sgd(seed=3), seed=3)
+def seeded(compiled=None):
+    return small(sgd(seed=3), compiled=compiled, seed=3)
 
 
 class Records:
@@ -107,7 +107,7 @@ def test_parts_are_of_the_same_rows():
 def test_a_private_model_takes_a_source_as_it_takes_arrays():
     found = []
     for given in ({"x": X, "y": Y}, {"x": Records()}):
-        model = seeded()
+        model = seeded(GRAPH)
         model.fit(
             **given, batch_size=5, epochs=2, verbose=0, validation_data=data.as_source((X, Y))
         )

@@ -1,7 +1,10 @@
-"""A private model of one layer whose steps run eagerly: for tests of what is counted."""
+"""A private model of one layer: for tests of what is counted."""
 
 import keras
 from helpers import fit, private
+
+# Tracing a graph takes as long as three eager steps, and its steps next to nothing.
+GRAPH = {"run_eagerly": False}
 
 
 def linear(seed=0):
@@ -10,7 +13,7 @@ def linear(seed=0):
 
 
 def small(optimizer=None, model=None, compiled=None, **settings):
-    """Returns a private model; the arguments are those of `helpers.private`.
+    """Returns a private model whose steps run eagerly; the arguments are those of `helpers.private`.
 
     Eagerly, the loop engine is the cheapest: the others trace a graph in every step.
     """

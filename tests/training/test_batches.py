@@ -12,7 +12,7 @@ from helpers import data, private, sgd, steps, weights
 
 import tfdp
 from tests.rounding import assert_close, terms_of
-from tests.training.small import linear, small
+from tests.training.small import GRAPH, linear, small
 from tests.training.test_feed import CLIP, after_lots, batched
 from tfdp.accounting import BudgetExhausted
 from tfdp.accounting.guarantee import format_epsilon
@@ -67,7 +67,7 @@ OF_A_USER = {
 @pytest.mark.parametrize("kind", OF_A_USER)
 def test_batches_of_a_user_are_padded_and_accounted_without_amplification(kind):
     """Each sum of clipped gradients is divided by 8, however small the batch."""
-    model, x = small(sgd(noise=0.0, clip=CLIP)), OF_A_USER[kind]()
+    model, x = small(sgd(noise=0.0, clip=CLIP), compiled=GRAPH), OF_A_USER[kind]()
     epochs = 1 if kind == "generator" else 2
     model.fit(x, epochs=epochs, shuffle=False, verbose=0)
     assert_close(weights(model), after_lots(batches() * 2, 8), terms_of(model, 8, steps=6))
@@ -81,7 +81,7 @@ def counting():
     network = keras.Sequential([keras.Input((20,)), keras.layers.Dense(1, use_bias=False)])
     network.set_weights([np.zeros((20, 1))])
     loss = {"loss": lambda y, outputs: -keras.ops.mean(outputs, axis=-1)}
-    return small(sgd(noise=0.0, clip=10.0, rate=8.0), network, loss)
+    return small(sgd(noise=0.0, clip=10.0, rate=8.0), network, GRAPH | loss)
 
 
 def one_hot():
@@ -145,8 +145,8 @@ def test_looking_at_the_first_batch_takes_none_away(made, passes, tmp_path):
     assert_close(weights(model), np.full(20, passes), terms_of(model, 8, steps=6))
 
 
-def test_batches_in_a_graph_and_in_executions_of_several_steps():
-    options = {"steps_per_execution": 2, "run_eagerly": False}
+@pytest.mark.parametrize("options", [{}, GRAPH | {"steps_per_execution": 2}])
+def test_batches_in_eager_steps_and_in_executions_of_several(options):
     model = small(sgd(noise=0.0, clip=CLIP), compiled=options)
     model.fit(Sequence(), epochs=2, shuffle=False, verbose=0)
     assert_close(weights(model), after_lots(batches() * 2, 8), terms_of(model, 8, steps=6))
@@ -172,7 +172,7 @@ def test_data_that_ends_early_ends_training():
 def test_a_training_of_unknown_length_is_described_as_it_goes_on(monkeypatch):
     for module in (describe, training):
         monkeypatch.setattr(module, "OPEN_ENDED", 2)
-    model, known = small(sgd(noise=2.0)), small(sgd(noise=2.0))
+    model, known = (small(sgd(noise=2.0), compiled=GRAPH) for _ in range(2))
     model.fit(iter(batches(40)), verbose=0)
     known.fit(batched(40), verbose=0)
     assert steps(model) == 5
@@ -248,10 +248,10 @@ def test_class_weights_are_those_of_keras(form):
 def test_a_warning_states_the_epsilons_of_this_training_and_of_better_ones(caplog):
     x, y = data(96)
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
-    model = small(sgd(noise=2.0))
+    model = small(sgd(noise=2.0), compiled=GRAPH)
     model.fit(dataset, epochs=2, verbose=0)
     spent, said = model.privacy.spent(DELTA).epsilon, caplog.text
-    others = [small(sgd(noise=2.0)) for _ in range(2)]
+    others = [small(sgd(noise=2.0), compiled=GRAPH) for _ in range(2)]
     (call,) = re.findall(r"tfdp\.data\.make_lots\(.*?=\d+\)", said)
     others[0].fit(eval(call, {"tfdp": tfdp, "dataset": dataset}), epochs=2, verbose=0)
     others[1].fit(OncePerEpoch(dataset), epochs=2, verbose=0)
@@ -273,7 +273,7 @@ def test_a_warning_says_that_the_length_is_missing(caplog):
 
 
 def test_declared_epochs_count_an_example_once_an_epoch():
-    model, known = small(sgd(noise=4.0)), small(sgd(noise=4.0))
+    model, known = (small(sgd(noise=4.0), compiled=GRAPH) for _ in range(2))
     declared = OncePerEpoch(batched(24).shuffle(3))
     for epochs in (2, 1):  # one run
         model.fit(declared, epochs=epochs, verbose=0)

@@ -247,9 +247,16 @@ OF_UNKNOWN_SIZE = tf.data.Dataset.from_generator(
 def test_a_preprocessor_is_applied_to_all_data_that_noise_is_calibrated_for(data, sampling):
     rows = 4 if sampling == "poisson" else None
     model, optimizer, data = tfdp.make_private_with_epsilon(
-        Task(lengths), "sgd", data, batch_size=rows, epochs=1, epsilon=4.0, delta=1e-3
+        Task(lengths),
+        "sgd",
+        data,
+        batch_size=rows,
+        epochs=1,
+        epsilon=4.0,
+        delta=1e-3,
+        engine="loop",
     )
-    model.compile(optimizer, LOSS(from_logits=True), metrics=["accuracy"])
+    model.compile(optimizer, LOSS(from_logits=True), metrics=["accuracy"], run_eagerly=True)
     history = model.fit(data, validation_data=Rows(), verbose=0).history
     assert model.privacy.current_run.sampling.name == sampling
     assert 3.9 < model.privacy.spent().epsilon <= 4.0

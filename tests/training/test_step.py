@@ -11,7 +11,7 @@ from keras import layers
 
 import tfdp
 from tests.rounding import assert_close, terms_of
-from tests.training.small import small, train
+from tests.training.small import GRAPH, small, train
 from tfdp.accounting.sampling import Unknown
 from tfdp.data import make_lots
 from tfdp.gradients import bounds
@@ -21,7 +21,6 @@ from tfdp.session import Session, assumed_sensitivity
 from tfdp.training import private_training
 
 DELTA = 1e-5
-GRAPH = {"run_eagerly": False}
 
 
 def optimizer_of(mechanism, **settings):
