@@ -292,6 +292,6 @@ def test_a_number_of_rows_that_is_written_in_is_refused_and_trains_with_minus_on
         model.fit(MANY_X, MANY_Y, batch_size=ROWS, verbose=0)
         return steps(model)
 
-    with pytest.raises(ValueError, match="Use -1"):
+    with pytest.raises(ValueError, match="write -1"):
         trained(ROWS)
     assert trained(-1) == 3
