@@ -370,4 +370,6 @@ def test_texts_are_evaluated_and_predicted_as_they_are_trained(kind):
     x, y = {"word": words}, np.zeros((20, 1))
     model.fit(x, y, batch_size=10, epochs=1, verbose=0, validation_data=(x, y))
     assert model.evaluate(x, y, verbose=0) == pytest.approx(model.evaluate(x, y, 5, verbose=0))
+    frames = {"word": pytest.importorskip("pandas").DataFrame(words)}
+    np.testing.assert_array_equal(model.predict(frames, verbose=0), model.predict(x, verbose=0))
     assert model.predict(x, verbose=0).shape == (20, 1)

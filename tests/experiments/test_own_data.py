@@ -171,3 +171,12 @@ def test_a_folder_of_texts(tmp_path):
     assert network.load(experiment).x_train.shape == (8, 3)
     with pytest.raises(ValueError, match="bilstm"):
         Experiment(dataset=f"folder:{tmp_path}")
+
+
+def test_a_path_without_its_kind_is_recognized(table, tmp_path):
+    for path, meant in (
+        (str(tmp_path), "folder:"),
+        (table["dataset"].removeprefix("csv:"), "csv:"),
+    ):
+        with pytest.raises(ValueError, match=f"Did you mean {meant}"):
+            Experiment(dataset=path)

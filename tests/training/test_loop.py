@@ -49,13 +49,14 @@ def test_a_loop_that_is_left_counts_its_plan_and_the_next_training_comes_on_top(
     assert steps(model) == 3 * EPOCHS + 3
 
 
-def test_the_step_beyond_the_budget_is_refused():
+def test_the_step_beyond_the_budget_is_refused(caplog):
     model, taken = small(), 0
     model.privacy.budget = tfdp.PrivacyBudget(3.0, 1e-3)
     with pytest.raises(BudgetExhausted):
         for _ in loop(model, epochs=100):
             taken += 1
     assert 0 < taken == model.privacy.steps_taken < 300
+    assert f"allows {taken} of the 300 planned steps" in caplog.text
     assert model.privacy.spent().epsilon <= 3.0
 
 

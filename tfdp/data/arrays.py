@@ -143,8 +143,9 @@ def texts_as_tensors(values: Any) -> Any:
     """Turns arrays of texts into tensors, since Keras takes no others; leaves all else."""
 
     def converted(leaf):
-        texts = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "OSU"
-        return tf.constant(leaf) if texts else leaf
+        array = np.asarray(leaf) if hasattr(leaf, "to_numpy") else leaf  # of a frame
+        texts = isinstance(array, np.ndarray) and array.dtype.kind in "OSU"
+        return tf.constant(array[:, None] if _is_series(leaf) else array) if texts else leaf
 
     return each_array(converted, values)
 

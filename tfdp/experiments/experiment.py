@@ -291,9 +291,19 @@ def _evaluate(task, planned, epochs, seconds) -> Result:
         # Of an epoch that a crash lost, nothing is known.
         history={n: [logs.get(n, math.nan) for logs in epochs.values()] for n in names},
         curve=_curve_of(epochs),
-        notes=task.notes,
+        notes=(*task.notes, *_share_of_largest_class(dataset)),
         encoder=dataset.encoder,
     )
+
+
+def _share_of_largest_class(dataset) -> list[str]:
+    """What an accuracy has to be compared with, where the classes of the test examples are uneven."""
+    largest = np.bincount(dataset.y_test.ravel()).max() / dataset.y_test.size
+    if dataset.y_test.ndim > 1 or largest <= 1.5 / dataset.num_classes:
+        return []
+    return [
+        f"Always answering the most frequent class has a test accuracy of {100 * largest:.2f}%."
+    ]
 
 
 def _train_data(task):

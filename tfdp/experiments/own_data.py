@@ -48,7 +48,13 @@ def check_settings(experiment) -> None:
     """Raises ValueError for settings that do not fit the user's data."""
     kind, path = place_of(experiment.dataset)
     if kind is None:
-        check_name(path)
+        try:
+            check_name(path)
+        except ValueError:
+            if not os.path.exists(path):
+                raise
+            meant = f"{'folder' if os.path.isdir(path) else 'csv'}:{path}"
+            raise ValueError(f"No data set is called {path!r}. Did you mean {meant}?") from None
         return
     if not path:
         raise ValueError(f"Expected --dataset={kind}:PATH. Received {experiment.dataset!r}.")

@@ -108,13 +108,23 @@ def refuse_mixing_layers(model, public=()) -> None:
             continue
         found.append((layer, why))
     found += [(each, _ADAPTED.format(each.name)) for each in _adapted_layers(model, layers, public)]
-    named = [f"layer '{layer.name}' ({type(layer).__name__}) {why}" for layer, why in found[:3]]
     if found:
+        reasons: dict[str, list] = {}
+        for layer, why in found:
+            reasons.setdefault(why, []).append(layer)
+        named = [f"{_several(layers)} {why}" for why, layers in reasons.items()]
         raise ValueError(
-            "This model cannot be trained with per-example privacy: "
-            + "; ".join(named)
-            + (f"; and {len(found) - 3} more layers." if len(found) > 3 else ".")
+            "This model cannot be trained with per-example privacy: " + "; ".join(named) + "."
         )
+
+
+def _several(layers) -> str:
+    """The first of some layers that have a problem in common, and the names of others."""
+    first, *others = layers
+    names = [f"'{layer.name}'" for layer in others[:2]]
+    names += [f"{len(others) - 2} more"] if len(others) > 2 else []
+    likewise = f", likewise {', '.join(names)}," if names else ""
+    return f"layer '{first.name}' ({type(first).__name__}){likewise}"
 
 
 # Methods of a model that private training replaces: one of the user's would be ignored, or would
@@ -155,9 +165,11 @@ def check_optimizer(model, optimizer) -> None:
             "optimizer, such as tfdp.DPKerasSGDOptimizer, and a loss."
         )
     if not isinstance(optimizer, DPKerasOptimizer):
+        kind = type(optimizer).__name__
+        private = f"tfdp.make_dp_optimizer_class({kind})"
+        if hasattr(keras.optimizers, kind):
+            private = f"tfdp.DPKeras{kind}Optimizer"
         raise ValueError(
-            f"Private model '{model.name}' needs a private optimizer, such as "
-            "tfdp.DPKerasSGDOptimizer or tfdp.make_dp_optimizer_class(keras.optimizers.AdamW). "
-            f"Received: {type(optimizer).__name__}. For training without privacy, use the plain "
-            "Keras model."
+            f"Private model '{model.name}' needs a private optimizer: {private} in place of {kind}, or "
+            "the optimizer of make_private_with_epsilon. Train without privacy by a plain model."
         )

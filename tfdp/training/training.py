@@ -201,6 +201,13 @@ class Training:
             self._session, self._before = session, session.entry.taken
             self._surplus = session.entry.surplus(left)
             self._plan(session.entry)
+            allowed = session.entry.left
+            if allowed < left < math.inf and session.entry.ledger.budgets:
+                logging.warning(
+                    "The budget allows %d of the %d planned steps. The next one raises "
+                    "BudgetExhausted, unless tfdp.callbacks.StopAtBudget ends the training there.",
+                    *(allowed, left),
+                )
         elif open_ended and session.entry.taken + steps > session.run.steps:
             describe_more(session, OPEN_ENDED)
         return session
