@@ -23,6 +23,9 @@ def test_the_nearest_name_is_told():
     ):
         with pytest.raises(AttributeError, match=f"Did you mean {meant}"):
             getattr(module, name)
+    for name, place in (("PrivacyProgress", "callbacks"), ("NoisyDense", "layers")):
+        with pytest.raises(AttributeError, match=f"use tfdp.{place}.{name}"):
+            getattr(tfdp, name)
     for name, meant in (("beta1", "beta_1"), ("lr", "learning_rate")):
         with pytest.raises(TypeError, match=f"no argument '{name}'. Did you mean '{meant}'"):
             tfdp.DPKerasAdamOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0, **{name: 0.1})

@@ -73,6 +73,12 @@ else:
             )
         if name not in __all__ and name.endswith("Optimizer") and not name.startswith("_"):
             return getattr(_imported("optimizers"), name)
+        if name not in __all__ and not name.startswith("_"):
+            for place in ("callbacks", "layers", "data", "accounting"):
+                if name in dir(_imported(place)):
+                    raise AttributeError(
+                        f"module 'tfdp' has no attribute {name!r}: use tfdp.{place}.{name}."
+                    )
         return _imported(name)
 
 

@@ -49,7 +49,7 @@ class OwnLots(Lots):
         (batched(drop_remainder=True).repeat(), {}, "steps_per_epoch"),
         (batched().take(0), {}, "at least one batch"),
         (data()[0], {}, "targets"),
-        (batched(drop_remainder=True), {"y": data()[1]}, "'y'"),
+        (batched(drop_remainder=True), {"y": data()[1]}, "y can only"),
         (batched(), {"batch_size": 8}, "batch_size"),
         (make_lots("poisson", *data(), lot_size=8), {"batch_size": 4}, "batch_size"),
         (OwnLots(), {}, "Nothing is known"),

@@ -276,8 +276,8 @@ def refuse_arguments_of_arrays(**arguments) -> None:
     given = [name for name, value in arguments.items() if value is not None]
     if given:
         raise ValueError(
-            f"{given} can only be used with arrays. Lots and datasets have targets, sample weights and "
-            "a lot size of their own; leave these arguments out, and pass validation_data."
+            f"{' and '.join(given)} can only be used with arrays: lots and batches have a size, "
+            "targets and weights already. Leave them out. To validate, pass validation_data."
         )
 
 

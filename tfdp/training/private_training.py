@@ -81,6 +81,14 @@ class PrivateTraining(SavedWithLedger):
         or a dataset made from `Lots`, keep their own sampling scheme. Any other `tf.data.Dataset`,
         `keras.utils.PyDataset`, generator or iterable of batches is accounted without amplification by
         sampling; no batch may be larger than the first.
+
+        Args:
+            x, y, sample_weight: arrays, a source, `Lots` or batches. Weights have to be at least 0.
+            batch_size: nominal lot size of arrays and sources; None takes 32.
+            epochs, initial_epoch, steps_per_epoch: all planned steps count, whatever ends the training.
+            class_weight: has to be chosen without the private labels.
+            validation_data, validation_split: held-out examples, which the guarantee does not protect.
+            **kwargs: the other arguments of `keras.Model.fit`.
         """
         _check_numbers_of_validation(validation_batch_size, kwargs)
         feed = self._feed(
