@@ -175,8 +175,8 @@ def _prepare(experiment, world) -> _Task:
         dataset = dataclasses.replace(dataset, x_train=x, y_train=y, x_test=x_test)
     if experiment.batch_size > (examples := len(dataset.y_train)):
         raise ValueError(
-            f"--batch_size={experiment.batch_size} is more than the {examples} training examples. The "
-            f"smaller a lot, the more is amplified by sampling: --batch_size={max(1, examples // 10)}."
+            f"--batch_size={experiment.batch_size} is more than the {examples} training examples. "
+            f"Smaller lots gain more privacy from sampling: --batch_size={max(1, examples // 10)}."
         )
     experiment = complete(experiment, examples)
     model, notes = network.build(experiment, dataset)

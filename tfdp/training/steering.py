@@ -53,8 +53,8 @@ def check_callbacks(callbacks, optimizer):
             _check_rate(name, optimizer)
         if isinstance(callback, keras.callbacks.EarlyStopping):
             logging.warning(
-                "%s may end this training early. All planned steps are counted then, because results "
-                "decide when it ends. Plan fewer epochs, or end by a PrivacyBudget with "
+                "%s may end this training early. All planned steps are counted even so, because the "
+                "end depends on results. Plan fewer epochs, or end by a PrivacyBudget with "
                 "tfdp.callbacks.StopAtBudget, which counts only the steps taken.",
                 name,
             )
