@@ -322,14 +322,37 @@ class TestDatasets:
             for found, wanted in zip(source.rows(np.arange(20)), (X, Y, None), strict=True):
                 np.testing.assert_array_equal(found, wanted)
 
-    def test_windows_of_a_series_are_examples(self):
-        windows = keras.utils.timeseries_dataset_from_array(X, Y[3:], sequence_length=4)
-        x, y, _ = data.read_dataset(windows.unbatch()).in_memory()
-        np.testing.assert_array_equal(x[5], X[5:9])
-        np.testing.assert_array_equal(y, Y[3:])
+    def test_rows_show_the_length_that_a_dataset_does_not_state(self, tmp_path):
+        windows = keras.utils.timeseries_dataset_from_array(X, Y[3:], 4, batch_size=5)
+        assert windows.element_spec[0].shape.as_list() == [None, None, 4]
+        expected = np.stack([X[i : i + 4] for i in range(17)])
+        for cache in (None, tmp_path / "rows"):
+            source = data.read_dataset(windows.unbatch(), cache)
+            found = source.rows(np.arange(17))[0]
+            np.testing.assert_array_equal(found[np.argsort(found[:, 0, 0])], expected)
+        lots = data.make_lots("poisson", windows.unbatch(), lot_size=5)
+        network = keras.Sequential([keras.Input((4, 4)), keras.layers.Flatten()])
+        network.add(keras.layers.Dense(3))
+        model = small(sgd(), network)
+        model.fit(lots, verbose=0)
+        assert model.privacy.steps_taken == 3
+        parts = tf.data.Dataset.range(3).map(lambda i: (tf.range(3 - i // 2), i))
+        with pytest.raises(ValueError, match="Row 2 of the source"):
+            data.read_dataset(parts)
+
+    def test_examples_without_any_known_length_are_read_once_it_is_stated(self):
+        windows = keras.utils.timeseries_dataset_from_array(X, None, 4, batch_size=5).unbatch()
+        with pytest.raises(ValueError, match="ensure_shape"):
+            data.read_dataset(windows)
+        stated = windows.map(lambda x: (tf.ensure_shape(x, [4, 4]), x[0, :1]))
+        network = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(1)])
+        model = small(sgd(), network, {"loss": "mse"})
+        model.fit(data.make_lots("poisson", stated, lot_size=5), verbose=0)
+        assert model.privacy.steps_taken == 3
 
     def test_what_is_no_set_of_examples_is_refused(self):
         for dataset, message in (
+            (keras.utils.timeseries_dataset_from_array(X, Y, 4), "unbatch"),
             (self.dataset().batch(4), "unbatch"),
             (self.dataset().repeat(), "no end"),
             (self.dataset().take(0), "no rows"),

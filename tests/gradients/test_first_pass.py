@@ -295,3 +295,31 @@ def test_a_number_of_rows_that_is_written_in_is_refused_and_trains_with_minus_on
     with pytest.raises(ValueError, match="write -1"):
         trained(ROWS)
     assert trained(-1) == 3
+
+
+LABELS = np.arange(24) % 2
+HOT, ONES = np.eye(2)[LABELS], np.ones((24, 2))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "message"),
+    [
+        ((LABELS, None), (HOT, None), r"targets of shape \(\(rows\), \(rows\)\)"),
+        ((HOT, ONES[:, 0]), (HOT, ONES), r"weights \(\(rows\), \(rows\)\)"),
+    ],
+    ids=["targets", "weights"],
+)
+def test_targets_and_weights_that_do_not_fit_are_named_and_train_once_they_do(
+    wrong, right, message
+):
+    def trained(y, weight):
+        inputs = keras.Input((3,))
+        network = keras.Model(inputs, [layers.Dense(2)(inputs), layers.Dense(2)(inputs)])
+        model = private(sgd(), network, {"loss": lambda y, outputs: ops.square(y - outputs)})
+        weights = None if weight is None else [weight, weight]
+        model.fit(MANY_X, [y, y], sample_weight=weights, batch_size=ROWS, verbose=0)
+        return steps(model)
+
+    with pytest.raises(ValueError, match=message):
+        trained(*wrong)
+    assert trained(*right) == 3

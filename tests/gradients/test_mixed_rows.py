@@ -265,6 +265,40 @@ def test_a_loss_that_a_layer_adds_for_the_whole_lot_is_warned_of(caplog):
     assert any("add_loss" in record.getMessage() for record in caplog.records)
 
 
+@pytest.mark.parametrize("compares", [True, False])
+def test_weights_of_zero_do_not_hide_that_a_regularizer_compares_rows(compares, caplog):
+    """As in PointNet, whose transforms begin as the identity for every example."""
+
+    def orthogonal(x):
+        x = ops.reshape(x, (-1, 2, 2))
+        if compares:
+            products = ops.reshape(ops.tensordot(x, x, axes=(2, 2)), (-1, 2, 2))
+        else:
+            products = ops.matmul(x, ops.transpose(x, (0, 2, 1)))
+        return ops.sum(ops.square(products - ops.eye(2)))
+
+    start = keras.initializers.Constant(np.eye(2).ravel())
+    model = model_of(
+        layers.Dense(4, "linear", True, "zeros", start, activity_regularizer=orthogonal)
+    )
+    model.compile(loss="mse")
+    with caplog.at_level("WARNING"):
+        examined(model, np.zeros((ROWS, 4)))
+    assert any("add_loss" in record.getMessage() for record in caplog.records) == compares
+
+
+def test_weights_of_zero_do_not_hide_a_layer_that_mixes_rows():
+    class Residual(layers.Layer):
+        def build(self, shape):
+            self.scale = self.add_weight(shape=(), initializer="zeros")
+
+        def call(self, x):
+            return x + self.scale * ops.mean(x, axis=0)
+
+    with pytest.raises(ValueError, match="mixes the examples"):
+        trained(model_of(Residual()), "mse", HOT)
+
+
 # -- what must pass ----------------------------------------------------------------------------------
 
 

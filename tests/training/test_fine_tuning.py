@@ -188,31 +188,21 @@ def test_texts_are_prepared_before_lots_are_drawn():
     assert model.privacy.ledger.runs[0].sampling.name == "poisson"
 
 
-class Lengths(keras.layers.Layer):
-    def __init__(self, factor):
-        super().__init__()
-        self.factor, self.traced = factor, 0
+def test_each_fit_prepares_lots_as_the_preprocessor_is_then_and_goes_on_in_their_run():
+    words = layers.StringLookup(vocabulary=[*TEXTS], output_mode="int", num_oov_indices=0)
 
-    def call(self, texts):
-        self.traced += 1
-        return self.factor * lengths(texts)
+    def tokens(texts):
+        return tf.one_hot(words(texts) % 2, 2)
 
-    def get_config(self):
-        return {"factor": self.factor}
-
-
-def test_lots_are_prepared_once_and_go_on_in_their_run():
-    model, lots = Task(Lengths(1.0)), tfdp.data.make_lots("cyclic", TEXTS, labels(), lot_size=4)
-    optimizer = tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0)
+    model, lots = Task(tokens), tfdp.data.make_lots("cyclic", TEXTS, labels(), lot_size=ROWS)
+    optimizer = tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=0.0)
     tfdp.make_private(model).compile(optimizer, LOSS(from_logits=True))
-    model.fit(lots, verbose=0)
-    first = model.preprocessor.traced
-    model.fit(lots, verbose=0)
-    assert model.preprocessor.traced == first
-    assert len(model.privacy.ledger.runs) == 1
-    model.preprocessor.factor = 2.0  # which the trace does not have
-    model.fit(lots, verbose=0)
-    assert model.preprocessor.traced > first
+    for vocabulary in ([*TEXTS], [*TEXTS[::-1]]):
+        words.set_vocabulary(vocabulary)
+        plain = keras.Sequential.predict(model, tokens(TEXTS), verbose=0)
+        loss = model.fit(lots, verbose=0).history["loss"][0]
+        assert_close(loss, float(LOSS(from_logits=True)(labels(), plain)), ROWS)
+    assert [run.steps for run in model.privacy.ledger.runs] == [2]
 
 
 class Rows:

@@ -69,14 +69,16 @@ DECLARED: Table = {
     "each row a record of its own": (
         lambda run, _: run.contribution.examples_per_person is None,
         "A record is one row of the training data, computed from that record alone, by "
-        "constants that do not depend on the others, also in functions of map. Scalers, "
+        "constants that do not depend on the others, also in functions of map, nor held inside the "
+        "model (as a graph, a table or another constant of a layer). Scalers, "
         "vocabularies, windows or class weights that were made from all rows break this. A person "
         "with more records than stated is protected less (max_examples_per_user).",
     ),
     "all rows of a person under one id": (
         lambda run, _: run.contribution.examples_per_person is not None,
         "A person is all rows with one privacy id, computed from that person's data alone, by "
-        "constants that do not depend on the others, also in functions of map. Scalers, "
+        "constants that do not depend on the others, also in functions of map, nor held inside the "
+        "model (as a graph, a table or another constant of a layer). Scalers, "
         "vocabularies or class weights that were made from all rows break this.",
     ),
     "steps planned in advance": (

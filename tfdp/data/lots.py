@@ -13,9 +13,6 @@ Formal guarantees:
 * The draws come from 128 bits of the operating system's entropy unless the user passes a seed,
   whatever `np.random.seed` or `keras.utils.set_random_seed` were given. The choice of the examples is
   a secret, on which the amplification by sampling rests.
-
-Padding rows exist only to keep the shape fixed. They are copies of a row of the lot (of the source's
-first row if the lot is empty) with a sample weight of zero, and an example of weight zero is absent.
 """
 
 import dataclasses
@@ -226,6 +223,10 @@ class Lots:
         """
         return self._with(weights_of=weights_of)
 
+    def draws_as(self, other: "Lots | None") -> bool:
+        """Whether both are the same lots, apart from functions and weights (`map`, `weighted`)."""
+        return other is not None and other._words is self._words
+
     def _with(self, **changes) -> "Lots":
         lots = object.__new__(Lots)
         assembly = dataclasses.replace(self._assembly, **changes)
@@ -276,11 +277,7 @@ class Lots:
         of people.
 
         Args:
-            turn, start, order: as in `as_dataset`.
-
-        Raises:
-            ValueError: `turn` is not the number of a group.
-            RuntimeError: this process is not the one that made the lots.
+            turn, start, order: as in `as_dataset`, and so are the errors.
         """
         spec = [tf.TensorSpec((None,), tf.int64)]
 
@@ -353,13 +350,16 @@ class Lots:
             self._calls.error = None
             return np.int64(words.new_stream())
 
+        warned: list[bool] = []
+
         def columns_of(stream, step):
             began = time.perf_counter()
             columns = self._calls.call(lot, int(stream), int(step), words)
             seconds = time.perf_counter() - began
             # The first lot of an iterator opens files and traces functions.
-            if step > start and seconds > _SLOW and self.in_memory() is None:
-                logging.log_first_n(logging.WARNING, _SLOW_LOT, 1, self.lot_size, seconds)
+            if step > start and seconds > _SLOW and self.in_memory() is None and not warned:
+                warned.append(True)
+                logging.warning(_SLOW_LOT, self.lot_size, seconds)
             return columns
 
         def compute(stream, step):

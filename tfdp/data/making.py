@@ -40,7 +40,8 @@ def make_lots(
             "fixed_size" or "cyclic_poisson"; see the classes of `tfdp.data.schemes`.
         x: inputs; an array or a nested dict, tuple or list of arrays, first dimension N, which are not
             copied. Floats of any precision become `keras.config.floatx()`, as in Keras. None is an
-            optional input that is absent. Or a source of examples, anything that gives one for an
+            optional input that is absent. A tuple without `y` is (x,), (x, y) or (x, y,
+            sample_weight), as in `as_source`. Or a source of examples, anything that gives one for an
             index: see `as_source`. Or a `tf.data.Dataset` of single examples, which is read once: see
             `read_dataset`.
         y: targets; likewise. None if the loss needs none, or with a source.

@@ -132,11 +132,9 @@ def _alike(examples) -> bool:
 
 def _packed(example):
     x, y, weight = example
-    return (
-        keras.utils.pack_x_y_sample_weight(x, y, weight)
-        if y is not None or weight is not None
-        else x
-    )
+    if weight is not None:  # Keras drops it where there is no target
+        return example
+    return keras.utils.pack_x_y_sample_weight(x, y)
 
 
 def _unpacked(made) -> tuple:

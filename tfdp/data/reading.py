@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.data.arrays import all_arrays, each_array, with_arrays
-from tfdp.data.examples import conformed, in_lots, spec_of
+from tfdp.data.examples import conformed, in_lots, spec_of, stacked
 from tfdp.data.sources import Columns, Source, as_source
 
 # Number of rows that are read together.
@@ -42,15 +42,26 @@ def read_dataset(dataset: tf.data.Dataset, cache: str | os.PathLike | None = Non
         raise ValueError("The dataset has no end. Pass one without repeat().")
     if any(not isinstance(leaf, tf.TensorSpec) or leaf.shape.rank is None for leaf in leaves):
         raise ValueError(f"Expected a dataset of dense tensors of known rank. Received {spec}.")
-    if all(leaf.shape[:1] == [None] for leaf in leaves):
+    if leaves and all(leaf.shape[:1] == [None] for leaf in leaves):
         raise ValueError(
             f"Expected single examples of one shape. Received elements of {spec}, which look like "
-            "batches. dataset.unbatch() makes single examples; if they are, state their shape by "
-            "tf.ensure_shape in dataset.map."
+            "batches. dataset.unbatch() makes single examples. If these are single examples, state "
+            "their length: dataset.map(lambda x: tf.ensure_shape(x, [length, ...]))."
         )
-    blocks = dataset.batch(_BLOCK).as_numpy_iterator()
+    known = all(leaf.shape.is_fully_defined() for leaf in leaves)
+    blocks = dataset.batch(_BLOCK).as_numpy_iterator() if known else _stacked_blocks(dataset)
     columns = read_blocks(blocks, cache, int(dataset.cardinality()))
     return Columns(*(columns if isinstance(spec, tuple) else (columns,)))
+
+
+def _stacked_blocks(dataset) -> Iterator:
+    """Blocks of examples of which the dataset does not say the shape; errors name a row."""
+    examples = dataset.as_numpy_iterator()
+    for start in itertools.count(0, _BLOCK):
+        block = [*itertools.islice(examples, _BLOCK)]
+        if not block:
+            return
+        yield stacked(block, np.arange(start, start + len(block)))
 
 
 def cached(source: Source, folder: str | os.PathLike) -> Columns:

@@ -302,8 +302,8 @@ def as_source(x: Any, y: Any = None, sample_weight: Any = None, *, keys: Any = N
     """Returns data as a source of rows.
 
     Args:
-        x: a source; an object that gives an example for an index; or arrays, also (x, y) or (x, y,
-            sample_weight) of arrays where `y` is None.
+        x: a source; an object that gives an example for an index; or arrays. A tuple alone is (x,),
+            (x, y) or (x, y, sample_weight), so two inputs without targets are [a, b] or ((a, b),).
         y, sample_weight: arrays, or None.
         keys: for examples that are dictionaries, and for files of named arrays (NumPy's npz, HDF5): the
             names of x, (x, y) or (x, y, sample_weight).

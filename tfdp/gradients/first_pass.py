@@ -105,20 +105,22 @@ def _few_rows(leaf):
 def _examined(forward, x, y):
     traced = {}
 
-    def run(x, y):
-        outputs, losses, found = _traced(forward, x, y)
+    def run(x, y, values):
+        outputs, scope, state = forward.outputs(values, forward.state(), x)
         specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), outputs)
-        traced.update(found, outputs=specs, losses=losses)
-        return tf.nest.flatten(outputs), losses
+        traced.update(outputs=specs, values=values, state=state)
+        traced.update(_noted(forward, x, y, outputs, scope))
+        return tf.nest.flatten(outputs), traced["losses"]
 
     def trace(x, y):
-        return concrete_function(tf.function(run, autograph=False), x, y)
+        values = [tf.TensorSpec(v.shape, v.dtype) for v in forward.variables]
+        return concrete_function(tf.function(run, autograph=False), x, y, values)
 
     forward.permit(forward.state_variables)  # assignments are only traced here
     try:
         concrete = trace(x, y)
     except (ValueError, TypeError, tf.errors.OpError) as error:
-        _refuse_written_number_of_rows(forward.model, error, trace, x, y)
+        _refuse_written_number_of_rows(forward.model, error, trace, x, y, traced.get("outputs"))
         raise
     finally:
         forward.permit(())
@@ -140,8 +142,12 @@ def _examined(forward, x, y):
     )
 
 
-def _refuse_written_number_of_rows(model, error, trace, x, y):
-    """Raises ValueError if a pass fails for a few rows only, and not for an unknown number."""
+def _refuse_written_number_of_rows(model, error, trace, x, y, outputs):
+    """Raises ValueError if a pass fails for a few rows only, and not for an unknown number.
+
+    That is so, too, if targets and outputs do not fit each other and TensorFlow cannot know it.
+    `outputs` are None unless it is the loss that fails.
+    """
 
     def unknown(leaf):
         return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
@@ -150,18 +156,33 @@ def _refuse_written_number_of_rows(model, error, trace, x, y):
         trace(*tf.nest.map_structure(unknown, (x, y)))
     except Exception:
         return  # something else is wrong
+    fixed = (
+        "a fixed number of rows, such as the batch size in a reshape. In private training rows pass "
+        "alone or a few at a time: write -1, or keras.ops.shape(x)[0], for the number of rows."
+    )
+    if outputs is None:
+        raise ValueError(f"Model '{model.name}' has {fixed} ({error})") from error
+    targets, weights = map(_shapes, apart(y))
+    weighing = "" if weights is None else f" and weights {weights}"
     raise ValueError(
-        f"Model '{model.name}' or its loss fails for {ROWS} rows. Either a target has another shape "
-        "than its output (class indices need a sparse loss), or the number of rows is fixed, such as "
-        "the batch size in a reshape. In private training, rows pass alone or a few at a time: write "
-        f"-1, or keras.ops.shape(x)[0]. ({error})"
+        f"The loss of model '{model.name}' does not fit targets of shape {targets}{weighing} with "
+        f"outputs {_shapes(outputs)}, such as 'mse' with labels for outputs of several numbers: make "
+        f"these one-hot, and weights one for each value of the loss. Or it has {fixed} ({error})"
     ) from error
 
 
-def _traced(forward, x, y):
-    """Runs the pass in the current graph; returns outputs, losses from `add_loss`, and findings."""
-    values, start = [tf.convert_to_tensor(v) for v in forward.variables], forward.state()
-    outputs, scope, state = forward.outputs(values, start, x)
+def _shapes(specs):
+    """The shapes in a structure, as errors show them."""
+    if specs is None:
+        return None
+    shown = tf.nest.map_structure(
+        lambda s: f"({', '.join(map(str, ['rows', *s.shape[1:]]))})", specs
+    )
+    return str(shown).replace("'", "")
+
+
+def _noted(forward, x, y, outputs, scope):
+    """Computes the loss in the graph of a pass, and returns what is to be known of both."""
     row_bytes = _bytes_of_data(tf.nest.flatten(x)) // ROWS
     losses, metrics = list(scope.losses), forward.metric_values(scope)
     before = [scope.get_current_value(v) for v in forward.state_variables]
@@ -169,19 +190,14 @@ def _traced(forward, x, y):
     for variable, value in zip(forward.state_variables, before, strict=True):
         if scope.get_current_value(variable) is not value and not forward.is_random(variable):
             raise ValueError(state_error(variable))
-    return (
-        outputs,
-        losses,
-        {
-            "data": tf.nest.flatten((x, y)),
-            "values": values,
-            "state": state,
-            "loss": loss,
-            "row_bytes": row_bytes,
-            "updates": _differ(forward.metrics_before, metrics),
-            "loss_updates": _differ(metrics, forward.metric_values(scope)),
-        },
-    )
+    return {
+        "data": tf.nest.flatten((x, y)),
+        "loss": loss,
+        "losses": losses,
+        "row_bytes": row_bytes,
+        "updates": _differ(forward.metrics_before, metrics),
+        "loss_updates": _differ(metrics, forward.metric_values(scope)),
+    }
 
 
 def _differ(before, after):

@@ -40,7 +40,8 @@ def refuse_mixed_rows(forward, run, x, y, outputs) -> None:
 
     Args:
         forward: the `Forward` of a compiled model.
-        run: maps x and y to (the leaves of the model's outputs in training, losses from `add_loss`).
+        run: maps x, y and weights to (the leaves of the model's outputs in training, losses from
+            `add_loss`).
         x, y, outputs: structures of `tf.TensorSpec`s [ROWS, ...]; y may be `WeightedTargets`.
     """
     model = forward.model
@@ -48,11 +49,12 @@ def refuse_mixed_rows(forward, run, x, y, outputs) -> None:
         return  # mixes rows on purpose, as accounted
     losses = _names_of_losses(model)
     try:
-        loss = _traced_loss(forward)
+        weights = _without_zeros(forward.variables)
+        loss = _traced_loss(forward, weights)
         # Some models and losses mix rows only where numbers are large.
         for floats in (_fractions, _large):
             if floats is _fractions or _has_floats(x):
-                _judge_outputs(forward, run, _Lots((x, y), floats))
+                _judge_outputs(forward, weights, run, _Lots((x, y), floats))
             if losses:
                 data, predicted = _Lots((x, apart(y)[0])), _Lots(outputs, floats)
                 _judge_loss(model, losses, loss, lambda i, j: (*data(i, j), predicted(i, j)))  # noqa: B023
@@ -115,14 +117,25 @@ class _Lots:
         return tf.nest.map_structure(mixed, self._specs, self._lots[kept], self._lots[others])
 
 
-def _judge_outputs(forward, run, lots):
+def _without_zeros(variables) -> list:
+    """The weights, with small numbers for those that are all zero, behind which other rows hide."""
+    values = [tf.convert_to_tensor(v) for v in variables]
+    return [
+        value
+        if tf.reduce_any(value != 0)
+        else tf.random.stateless_uniform(value.shape, (0, index), -0.1, 0.1, value.dtype)
+        for index, value in enumerate(values)
+    ]
+
+
+def _judge_outputs(forward, weights, run, lots):
     model = forward.model
-    before, added = run(*lots(0, 0))
+    before, added = run(*lots(0, 0), weights)
     for row in (0, ROWS - 1):
-        after, _ = run(*lots(0, 1, row))
-        if not _moved(before, after, row) or _moved(before, run(*lots(0, 0))[0], row):
+        after, _ = run(*lots(0, 1, row), weights)
+        if not _moved(before, after, row) or _moved(before, run(*lots(0, 0), weights)[0], row):
             continue
-        operation = _mixing_operation(forward, lots, row)
+        operation = _mixing_operation(forward, weights, lots, row)
         layer = layer_of_operation(model, operation)
         who = f"Model '{model.name}'"
         if layer is not None:
@@ -133,7 +146,7 @@ def _judge_outputs(forward, run, lots):
             "row by row, for example with LayerNormalization instead of statistics over a batch, "
             "and make both parts of a pair one example."
         )
-    if added and _interacts([run(*lots(*choice))[1] for choice in _CHOICES]):
+    if added and _interacts([run(*lots(*choice), weights)[1] for choice in _CHOICES]):
         _warn(model, "A loss that a layer of model '%s' adds (add_loss)")
 
 
@@ -150,7 +163,7 @@ def _differs(before, after, row):
     return bool(np.any(np.abs(before - after) > room))  # NaN is inconclusive
 
 
-def _mixing_operation(forward, lots, row) -> str:
+def _mixing_operation(forward, weights, lots, row) -> str:
     """The name of the operation that mixes rows, or "" if a trace does not show it.
 
     That is the first one whose result for the row changes; or, if one of its inputs depends on `x` and
@@ -161,7 +174,7 @@ def _mixing_operation(forward, lots, row) -> str:
     reach: set[tf.Operation] = set()
 
     def everything(x):
-        forward.outputs([tf.convert_to_tensor(v) for v in forward.variables], forward.state(), x)
+        forward.outputs([tf.identity(value) for value in weights], forward.state(), x)
         operations = tf.compat.v1.get_default_graph().get_operations()
         tensors = [t for operation in operations for t in operation.outputs]
         found = [t for t in tensors if t.dtype.is_floating and t.shape.rank and t.shape[0] == ROWS]
@@ -196,9 +209,8 @@ def _names_of_losses(model) -> list[str]:
 _CHOICES = ((0, 0), (0, 1), (1, 0), (1, 1))
 
 
-def _traced_loss(forward):
+def _traced_loss(forward, weights):
     """Returns a `tf.function` of x, y and outputs: the loss, always with the same seeds."""
-    weights = [tf.convert_to_tensor(v) for v in forward.variables]
 
     def loss(x, y, y_pred):
         return forward.loss(forward.scope(weights, forward.state()), x, y, y_pred)

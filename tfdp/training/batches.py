@@ -155,8 +155,6 @@ def _rows(batch) -> int | None:
 def _padded(dataset, size):
     """Pads every batch to `size` rows, with copies of its first row that have no weight."""
 
-    in_tuples = isinstance(dataset.element_spec, tuple)
-
     def padded(leaf):
         if leaf is None:
             return None
@@ -164,7 +162,7 @@ def _padded(dataset, size):
 
     @do_not_convert
     def lot(*batch):
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(batch if in_tuples else batch[0])
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
         x, y, weights = tf.nest.map_structure(_none_if_optional, (x, y, weights))
         rows = tf.shape(next(leaf for leaf in tf.nest.flatten(x) if leaf is not None))[0]
         check = tf.debugging.assert_less_equal(

@@ -77,9 +77,9 @@ def make_private_with_epsilon(
         optimizer: a Keras optimizer or its name, such as "adam", which becomes private by DP-SGD's
             noise; or a private optimizer of any mechanism, whose noise multiplier is replaced. It is
             not changed, and its seed is not taken over.
-        data: arrays (x, y) or (x, y, sample_weight), or another source of examples; `tfdp.data.Lots`;
-            or a `tf.data.Dataset` of batches, which is accounted without amplification by sampling, or
-            `tfdp.data.OncePerEpoch` of batches.
+        data: arrays (x,), (x, y) or (x, y, sample_weight), or another source of examples, as in
+            `tfdp.data.as_source`; `tfdp.data.Lots`; or a `tf.data.Dataset` of batches, which is
+            accounted without amplification by sampling, or `tfdp.data.OncePerEpoch` of batches.
         epsilon: the budget, above 0.
         delta: the probability parameter, in (0, 1); `fit` warns if it is not below 1/N.
         epochs: number of passes over the data that are planned, above 0; it is rounded to steps.

@@ -142,10 +142,10 @@ def session_of(model, entry: Entry, facts: Run, feed: Feed, first_iteration: int
 def _continues(session: Session, facts: Run, feed: Feed, optimizer, variables) -> bool:
     """Whether further steps belong to the entry of a session.
 
-    Random lots may be new ones. Lots of whole epochs have to be the same `Lots` object and begin where
-    the last training stopped, so that an example is once in an epoch; arrays get new `Lots` in each
-    fit, so `fit(x, y, shuffle=False)` always begins a new entry. Where groups take turns, the `Lots`
-    have to be the same and the turns have to continue.
+    Random lots may be new ones. Lots of whole epochs have to draw as the last ones (`Lots.draws_as`)
+    and begin where the last training stopped, so that an example is once in an epoch; arrays get new
+    `Lots` in each fit, so `fit(x, y, shuffle=False)` always begins a new entry. Where groups take
+    turns, the `Lots` have to draw as the last ones and the turns have to continue.
     """
     entry, sampling = session.entry, session.run.sampling
     if not (
@@ -157,10 +157,12 @@ def _continues(session: Session, facts: Run, feed: Feed, optimizer, variables) -
         and optimizer.continues(session)
     ):
         return False
+    lots = feed.lots
+    same_lots = session.lots is None if lots is None else lots.draws_as(session.lots)
     if sampling.groups > 1:
-        return feed.lots is session.lots and feed.turn == session.next_turn % sampling.groups
+        return same_lots and feed.turn == session.next_turn % sampling.groups
     if sampling.whole_epochs:
-        return feed.lots is session.lots and feed.start == entry.taken % sampling.steps_per_epoch
+        return same_lots and feed.start == entry.taken % sampling.steps_per_epoch
     return True
 
 

@@ -131,10 +131,9 @@ def feed_for(
             validation_split=validation_split or None,
         )
     else:
-        # A tuple is several inputs, as in Keras.
-        source = as_source(
-            x if y is not None or not isinstance(x, tuple) else (x,), y, sample_weight
-        )
+        if isinstance(x, tuple) and y is None and sample_weight is None:
+            x = (x,)  # as in Keras, a tuple in `fit` is the inputs alone
+        source = as_source(x, y, sample_weight)
         if validation_split and validation_data is None:
             source, validation_data = split_last(source, validation_split, batch_size)
             check_finite(validation_data, "validation_split")

@@ -8,9 +8,6 @@ On arrays, a preprocessor with random numbers, such as one that masks words, dra
 every epoch. It has to treat samples one by one, as those of KerasHub do.
 """
 
-import weakref
-from typing import Any
-
 import keras
 import numpy as np
 import tensorflow as tf
@@ -40,7 +37,7 @@ def prepared(model, x, y=None, sample_weight=None) -> tuple:
     if isinstance(x, tf.data.Dataset):
         return x.map(model.preprocess_samples), y, sample_weight
     if isinstance(x, Lots):
-        return _prepared_lots(model, x), y, sample_weight
+        return x.map(_of_one(model)), y, sample_weight
     if is_source(x):
         return as_source(x).map(_of_one(model)), y, sample_weight
     if isinstance(x, keras.utils.PyDataset) or not hasattr(x, "__len__"):
@@ -51,24 +48,6 @@ def prepared(model, x, y=None, sample_weight=None) -> tuple:
         )
     found = keras.utils.unpack_x_y_sample_weight(model.preprocess_samples(x, y, sample_weight))
     return keras.tree.map_structure(lambda leaf: None if leaf is None else np.asarray(leaf), found)
-
-
-# For lots: what they were prepared by, and the prepared ones.
-_PREPARED: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-
-
-def _prepared_lots(model, lots: Lots) -> Lots:
-    """The lots of prepared samples; the same object in every fit, which has their trace and order."""
-    preprocessor: Any = getattr(model, "preprocessor", None)
-    try:
-        made_by = (model, preprocessor, str(preprocessor.get_config()))
-    except (AttributeError, NotImplementedError):  # its settings are unknown, and may have changed
-        return lots.map(_of_one(model))
-    known, found = _PREPARED.get(lots, (None, None))
-    if found is None or known != made_by:
-        found = lots.map(_of_one(model))
-        _PREPARED[lots] = (made_by, found)
-    return found
 
 
 def _of_one(model):

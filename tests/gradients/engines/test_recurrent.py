@@ -1,6 +1,7 @@
 """Rules of recurrent layers: their gradients are those of batches of one."""
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
@@ -11,7 +12,7 @@ from tests.gradients.checking import (
     check_traced,
     side_by_side,
 )
-from tfdp.gradients import per_example_gradients
+from tests.helpers import private, sgd
 from tfdp.layers import NormalizedLSTM, NormalizedLSTMCell
 
 
@@ -96,15 +97,17 @@ def test_bfloat16_within_its_own_rounding():
     check_engines(side_by_side((1, 2), layer), engines=["ghost"], terms=16, dtype="bfloat16")
 
 
-def test_a_loop_of_unknown_length_that_cannot_be_unrolled_is_named():
+def test_a_loop_of_unknown_length_is_unrolled_once_the_data_state_their_length():
+    series = np.arange(24, dtype="float32").reshape(12, 2) / 24
+    windows = keras.utils.timeseries_dataset_from_array(series, series[:, :1], 4, batch_size=3)
     layer = layers.LSTM(2, activation=lambda x: keras.ops.tanh(x), name="rolled")
-    model = keras.Sequential([keras.Input((None, 3)), layer, layers.Dense(1)])
-    model.compile(loss="mse")
-    specs = tf.TensorSpec((2, None, 3)), tf.TensorSpec((2, 1))
-    with pytest.raises(NotImplementedError, match="'rolled'"):
-        tf.function(
-            lambda x, y: per_example_gradients(model, x, y), autograph=False
-        ).get_concrete_function(*specs)
+    network = keras.Sequential([keras.Input((4, 2)), layer, layers.Dense(1)])
+    model = private(sgd(), network, {"loss": "mse"})
+    with pytest.raises(NotImplementedError, match=r"'rolled' .*ensure_shape"):
+        model.fit(windows, verbose=0)
+    stated = windows.map(lambda x, y: (tf.ensure_shape(x, [None, 4, 2]), y))
+    model.fit(stated, verbose=0)
+    assert model.privacy.steps_taken == 3
 
 
 def test_one_row_in_the_exact_engine():

@@ -70,9 +70,10 @@ def _unrolled(layer):
     def inner_loop(sequences, initial_state, mask, training=False):
         if keras.tree.flatten(sequences)[0].shape[1] is None:
             raise NotImplementedError(
-                f"Layer '{layer.name}' ({type(layer).__name__}) has to be unrolled, but its "
-                "sequences have an unknown length. Pad them to one length; if they have one, state it "
-                "by tf.ensure_shape(x, [None, length, features]) in dataset.map. Or use engine='loop'."
+                f"Layer '{layer.name}' ({type(layer).__name__}) has to be unrolled, and the length of "
+                "its sequences is unknown. Pad them to one length, and state it where the data do "
+                "not: dataset.map(lambda x, y: (tf.ensure_shape(x, [None, length, size]), y)). Or "
+                "use engine='loop'."
             )
         if layer.go_backwards:
             sequences, mask = _reversed(sequences), _reversed(mask)
