@@ -80,7 +80,7 @@ ASSUMED = [
     ),
     (
         {"sampling": "random_allocation", "num_examples": 2**25},
-        {"allocated lots", "an order as good as random"},
+        {"allocated lots", "an order indistinguishable from random"},
         "Poisson lots",
     ),
     ({"clip_groups": 2}, "clipping in groups", ()),
