@@ -229,7 +229,7 @@ def test_a_plain_fit_may_be_declared_later(tmp_path):
 
 def test_nothing_spent_is_said_with_what_it_assumes():
     model = small(budget=tfdp.PrivacyBudget(3.0, DELTA, adjacency="replace_one"))
-    for start, words in (("assumed", "Nobody checked this"), ("public", "declared")):
+    for start, words in (("assumed", "tfdp did not check this"), ("public", "declared")):
         tfdp.make_private(model, start=start)
         guarantee = model.privacy.spent()
         assert (guarantee.epsilon, guarantee.adjacency) == (0.0, "replace_one")

@@ -35,7 +35,7 @@ def test_record_is_monotone():
     ledger.record(run_id, 3)
     ledger.record(run_id, 60)
     for steps in (59, 0, -1, math.nan):
-        with pytest.raises(LedgerError, match="back"):
+        with pytest.raises(LedgerError, match="decrease"):
             ledger.record(run_id, steps)
     assert ledger.steps(run_id) == 60
     assert ledger.runs == [vary(RUN, steps=60)]

@@ -54,16 +54,16 @@ ASSUMED = [
         START["public"].name,
         START["assumed"].name,
     ),
-    ({"nominal": True}, "sizes fixed without the data", "public sizes"),
+    ({"nominal": True}, "sizes fixed without the data", "sizes that may be public"),
     (
         {"sampling": "unknown"},
         {"lots independent of their contents", "no example twice in a lot"},
-        {"public sizes", "Poisson lots"},
+        {"sizes that may be public", "Poisson lots"},
     ),
     (
         {"sampling": "once_per_epoch"},
         {"lots independent of their contents", "each example once in an epoch"},
-        {"public sizes", "Poisson lots", "no example twice in a lot", "shuffled order"},
+        {"sizes that may be public", "Poisson lots", "no example twice in a lot", "shuffled order"},
     ),
     ({"sampling": "cyclic_poisson", "groups": 2}, "lots of groups", "Poisson lots"),
     ({"sampling": "cyclic"}, "fixed order", "Poisson lots"),
@@ -80,7 +80,7 @@ ASSUMED = [
     ),
     (
         {"sampling": "random_allocation", "num_examples": 2**25},
-        {"allocated lots", "an order as good as random"},
+        {"allocated lots", "an order indistinguishable from random"},
         "Poisson lots",
     ),
     ({"clip_groups": 2}, "clipping in groups", ()),
@@ -153,9 +153,11 @@ def test_a_sentence_follows_from_the_run(rows, change, more, less):
 def test_every_row_about_a_run_is_said_of_some_run():
     for table, rows, cases in ((ASSUMPTIONS, assumed, ASSUMED), (EXECUTED, done, DONE)):
         found = set.union(rows(RUN), *(rows(vary(RUN, **change)) for change, _, _ in cases))
-        assert found == {*table} - {"secret lots"}
+        assert found == {*table} - {"the choice of examples kept secret"}
     secret = Analysis(secret_sample=True)
-    assert rows_of(ASSUMPTIONS, RUN, secret) == assumed(RUN) | {"secret lots"}
+    assert rows_of(ASSUMPTIONS, RUN, secret) == assumed(RUN) | {
+        "the choice of examples kept secret"
+    }
 
 
 REASONS = [

@@ -1,7 +1,7 @@
 """Privacy accounting: the claimed and the proven epsilon of a training run.
 
-This package uses NumPy, SciPy and dp_accounting only and never imports TensorFlow. Describe with a
-`Run` what was executed, then compute its guarantee. Each public name is imported on first use.
+This package uses NumPy, SciPy and dp_accounting only and never imports TensorFlow. Describe the
+training with a `Run`, then compute its guarantee. Each public name is imported on first use.
 
 Example:
     >>> from tfdp.accounting import describe, noise_for, proven

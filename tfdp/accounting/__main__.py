@@ -5,7 +5,7 @@
     python -m tfdp.accounting --N=60000 --lot_size=256 --epochs=15 --table=noise_multiplier=1,2
     python -m tfdp.accounting --N=60000 --lot_size=256 --epsilon=2 --table=epochs=1..9 --plot=a.png
 
-An installed tfdp has this command as tfdp-accounting.
+Installing tfdp adds this command as tfdp-accounting.
 """
 
 import json
@@ -32,8 +32,7 @@ def _table(flags: Flags, name: str, values: Sequence[int | float]) -> str:
 def _statement(flags: Flags) -> str:
     if flags.plot is not None:
         raise ValueError(
-            "--plot draws a --table, which is missing. Replace --epochs by --table=epochs=1..100, for "
-            "example."
+            "--plot needs --table. Replace --epochs by --table=epochs=1..100, for example."
         )
     plan.check_complete(flags)
     found = plan.plan(flags).with_noise()
@@ -60,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         varied = table_of(flags)
         print(_statement(flags) if varied is None else _table(flags, *varied), flush=True)
     except BrokenPipeError:
-        # The reader, such as `head`, has seen enough. Python would report the pipe again on exit.
+        # The reader of the pipe, such as `head`, has closed it. Python would report this again on exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (ValueError, ArithmeticError, RuntimeError, MemoryError, OSError) as error:

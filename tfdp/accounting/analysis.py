@@ -1,4 +1,4 @@
-"""The translation of a run into privacy losses, which theorems return and `composition` composes."""
+"""The privacy losses of a run: theorems return them, and `composition` composes them."""
 
 import dataclasses
 
@@ -7,14 +7,14 @@ from tfdp.accounting.numerics.privacy_loss import Loss
 
 @dataclasses.dataclass(frozen=True)
 class Analysis:
-    """Privacy losses that dominate everything that a run released, if all assumptions are true.
+    """Privacy losses that dominate everything that a run released, provided all assumptions hold.
 
     Attributes:
       losses: Privacy losses that compose.
-      secret_sample: Whether they rest on the secrecy of the sample.
+      secret_sample: Whether they rely on the secrecy of the sample.
       reason: Why nothing finite can be proven, or None.
       details: JSON-safe numbers to report.
-      assumptions: Sentences that have to be true; `proofs.analyse` adds them.
+      assumptions: The assumptions in words; `proofs.analyse` adds them.
     """
 
     losses: tuple[Loss, ...] = ()

@@ -1,6 +1,6 @@
-"""What has to be true for a proven guarantee to hold, and where nothing finite is proven.
+"""Assumptions of proven guarantees, and the cases in which nothing finite is proven.
 
-The tables are dicts, so that the module of another mechanism can add its rows.
+The tables are dicts, so that the module of a new mechanism can add rows.
 """
 
 from tfdp.accounting.analysis import Analysis
@@ -43,7 +43,7 @@ START = {
         "loaded later without their ledger, do not depend on these data: they are fresh, or come "
         "from public data. Weights averaged from models that were trained on these data, or "
         "trained on outputs of such models (distillation), do depend on them, unless Ledger.merge "
-        f"added those models' ledgers. {_BETWEEN} Nobody checked this.",
+        f"added those models' ledgers. {_BETWEEN} tfdp did not check this.",
         "initial weights independent of these data",
     ),
     "public": Declared(
@@ -62,33 +62,33 @@ def _other_family(run: Run) -> bool:
     return isinstance(run.mechanism, DiscreteSGD) and run.mechanism.encoding.noise != GAUSSIAN
 
 
-# What only the user can confirm, by its name in short. Conditions get the run and its `Analysis`.
+# Assumptions that only the user can confirm, by short names. Conditions get the run and its `Analysis`.
 DECLARED: Table = {
     START["assumed"].name: (lambda run, _: run.start == "assumed", START["assumed"]),
     START["public"].name: (lambda run, _: run.start == "public", START["public"]),
     "each row a record of its own": (
         lambda run, _: run.contribution.examples_per_person is None,
-        "A record is one row of the training data, computed from that record alone, by "
-        "constants that do not depend on the others, also in functions of map, nor held inside the "
-        "model (as a graph, a table or another constant of a layer). Scalers, "
+        "A record is one row of the training data, computed (also by functions passed to map) from "
+        "that record alone, with constants that do not depend on the others. None "
+        "is held inside the model, as a graph, a table or another constant of a layer. Scalers, "
         "vocabularies, windows or class weights that were made from all rows break this. A person "
         "with more records than stated is protected less (max_examples_per_user).",
     ),
     "all rows of a person under one id": (
         lambda run, _: run.contribution.examples_per_person is not None,
-        "A person is all rows with one privacy id, computed from that person's data alone, by "
-        "constants that do not depend on the others, also in functions of map, nor held inside the "
-        "model (as a graph, a table or another constant of a layer). Scalers, "
+        "A person is all rows with one privacy id, computed (also by functions passed to map) from "
+        "that person's data alone, with constants that do not depend on the others. None "
+        "is held inside the model, as a graph, a table or another constant of a layer. Scalers, "
         "vocabularies or class weights that were made from all rows break this.",
     ),
     "steps planned in advance": (
         always,
         "The number of steps, over all calls of fit, was fixed beforehand or declared by "
         "privacy.plan. Stopping earlier, or choosing among the weights, by released values or by "
-        "held-out data is covered. Nobody compared held-out records with those of the training: none "
-        "may be in both.",
+        "held-out data is covered. No held-out record may also be in the training data; tfdp did not "
+        "check this.",
     ),
-    "public sizes": (
+    "sizes that may be public": (
         lambda run, _: not (run.sampling.nominal or isinstance(run.sampling, Unknown)),
         "The number of {run.contribution.units} ({run.sampling.num_examples}) and the lot size "
         "({run.sampling.lot_size}) are public.",
@@ -101,7 +101,7 @@ DECLARED: Table = {
     ),
     "lots independent of their contents": (
         sampling_is(Unknown),
-        "The lot size ({run.sampling.lot_size}) is public, and no lot held more examples. Which "
+        "The lot size ({run.sampling.lot_size}) is public, and no lot had more examples. Which "
         "examples were together, and in which order, does not depend on their contents.",
     ),
     "no example twice in a lot": (
@@ -113,14 +113,14 @@ DECLARED: Table = {
         "You declared (tfdp.data.OncePerEpoch) that each example was at most once in every epoch of "
         "{run.sampling.steps_per_epoch} lots.",
     ),
-    "secret lots": (
+    "the choice of examples kept secret": (
         lambda _, found: found.secret_sample,
         "Which examples were in a lot stays secret.",
     ),
-    "an order as good as random": (
+    "an order indistinguishable from random": (
         lambda run, _: isinstance(run.sampling, RandomAllocation) and run.sampling.keyed_order,
-        "A permutation by SipHash, six rounds of a Feistel network, is as good as a random order of "
-        "the {run.sampling.num_examples} {run.contribution.units}.",
+        "The permutation (SipHash, six rounds of a Feistel network) is indistinguishable from a random "
+        "order of the {run.sampling.num_examples} {run.contribution.units}.",
     ),
     "public examples independent of private ones": (
         lambda run, _: run.contribution.public_examples > 0,
@@ -131,7 +131,7 @@ DECLARED: Table = {
     "no more records of a user": (
         lambda run, _: run.contribution.max_examples_per_user > 1,
         "No user has more than {run.contribution.max_examples_per_user} examples, and no "
-        "example of one user was made with those of another.",
+        "example of one user was computed from those of another.",
     ),
     "schedules fixed in advance": (
         mechanism_is(SIDPSGD),
@@ -143,7 +143,7 @@ DECLARED: Table = {
     ),
 }
 
-# What tfdp enforces, where it trains. Conditions get the run and its `Analysis`.
+# Assumptions that tfdp enforces where it trains. Conditions get the run and its `Analysis`.
 ENFORCED: Table = {
     "counted steps": (always, "No more steps were taken than are counted."),
     "divisor": (always, "Every sum was divided by the lot size, a constant."),
@@ -154,9 +154,9 @@ ENFORCED: Table = {
     ),
     "lots of groups": (
         sampling_is(CyclicPoisson),
-        "{run.sampling.groups} equal groups of {run.contribution.units}, whatever their contents, "
-        "took turns, and each {run.contribution.unit} of a step's group was drawn by an independent "
-        "coin flip of probability {run.sampling.probability:.6g}, empty lots included.",
+        "{run.sampling.groups} equal groups of {run.contribution.units}, formed independently of their "
+        "contents, took turns, and each {run.contribution.unit} of a step's group was drawn by a coin "
+        "flip of probability {run.sampling.probability:.6g}, independently, empty lots included.",
     ),
     "fixed order": (
         sampling_is(Cyclic),
@@ -179,7 +179,7 @@ ENFORCED: Table = {
     "lots of fixed size": (
         sampling_is(FixedSize),
         "Every lot was {run.sampling.lot_size} different {run.contribution.units}, drawn uniformly "
-        "and afresh in every step.",
+        "and independently in every step.",
     ),
     "clipping": (
         lambda run, _: run.contribution.microbatch_size == 1,
@@ -189,8 +189,8 @@ ENFORCED: Table = {
     "clipping of microbatches": (
         lambda run, _: run.contribution.microbatch_size > 1,
         "The mean gradient of {run.contribution.microbatch_size} examples at a time was clipped to "
-        "the clip norm before it was added. Microbatches are fixed groups of neighbours in the "
-        "data, whatever their contents, and random lots were drawn from whole groups, as if a "
+        "the clip norm before it was added. Microbatches are fixed groups of adjacent rows of the "
+        "data, independent of their contents; random lots were drawn from whole groups, as if a "
         "group were one example. A record that contributes nothing keeps its place in its group.",
     ),
     "views": (
@@ -224,7 +224,7 @@ ENFORCED: Table = {
     "noise of dropout": (
         mechanism_is(DPDropout),
         "The noise on the clipped sum has the same standard deviation in every weight, whatever "
-        "the weights are; dropout rates are read off it, not the other way round.",
+        "the weights are; the dropout rates follow from the noise, and not the noise from the rates.",
     ),
     "means": (
         mechanism_is(SIDPSGD),
@@ -233,8 +233,8 @@ ENFORCED: Table = {
     ),
     "correlated noise": (
         lambda run, _: isinstance(run.mechanism, Matrix) and run.mechanism.strategy.bands != 1,
-        "The strategy was fixed in advance, and its noise is one stream over all steps: no value "
-        "of it was drawn twice or started anew.",
+        "The strategy was fixed in advance, and its noise is one stream over all steps, which was "
+        "never restarted or reused.",
     ),
     "encoding": (
         mechanism_is(DiscreteSGD),
@@ -258,14 +258,14 @@ def _bare_step(run: Run) -> int | None:
     return table.index(0.0) if 0.0 in table else None
 
 
-# Why nothing finite is proven about a run of at least one step. The first row that holds is the
-# reason. Conditions get the run and the adjacency. A theorem may have further reasons.
+# Reasons why nothing finite is proven about a run of at least one step; the first that applies is
+# reported. Conditions get the run and the adjacency. A theorem may have further reasons.
 UNPROVEN: Table = {
     "no mechanism": (mechanism_is(NoMechanism), "{run.mechanism.reason}"),
     "released means": (
         lambda run, _: isinstance(run.mechanism, SIDPSGD) and run.mechanism.release == "mu",
         "The un-noised means were released (or evaluated): a record that was drawn changes them "
-        "for certain, so no finite epsilon exists.",
+        "with certainty, so no finite epsilon exists.",
     ),
     "no noise": (
         lambda run, _: getattr(run.mechanism, "noise_multiplier", None) == 0,
@@ -294,13 +294,13 @@ UNPROVEN: Table = {
     ),
     "codes and groups of weights": (
         lambda run, _: _encoded(run) and run.contribution.clip_groups > 1,
-        "Gradients were clipped in {run.contribution.clip_groups} groups, which one codebook of "
-        "the whole gradient does not describe.",
+        "Gradients were clipped in {run.contribution.clip_groups} groups, but a codebook describes "
+        "the whole gradient.",
     ),
     "other noise and users": (
         lambda run, _: _other_family(run) and run.contribution.max_examples_per_user > 1,
-        "For {run.mechanism.encoding.noise} noise nothing is proven for all examples of a user "
-        "together. Use Gaussian noise, or max_examples_per_user=1.",
+        "With {run.mechanism.encoding.noise} noise, nothing is proven for users of several examples. "
+        "Use Gaussian noise, or max_examples_per_user=1.",
     ),
     "other noise and microbatches": (
         lambda run, _: _other_family(run) and run.contribution.microbatch_size > 1,
@@ -310,35 +310,35 @@ UNPROVEN: Table = {
     ),
     "other noise and lots": (
         lambda run, _: _other_family(run) and not isinstance(run.sampling, Poisson),
-        "With {run.mechanism.encoding.noise} noise the theorem is for Poisson lots only, and the "
+        "With {run.mechanism.encoding.noise} noise, the theorem requires Poisson lots, but the "
         "sampling was {run.sampling.name!r}. Draw Poisson lots.",
     ),
     "other noise and replaced records": (
         lambda run, adjacency: _other_family(run) and adjacency == "replace_one",
-        "For {run.mechanism.encoding.noise} noise no dominating pair is proven where a record is "
-        "replaced. Use adjacency zero_out, or Gaussian noise.",
+        "With {run.mechanism.encoding.noise} noise, no dominating pair is proven for replaced "
+        "records. Use adjacency zero_out, or Gaussian noise.",
     ),
     "insecure seed": (
         lambda run, _: run.insecure_seed,
-        "The noise (or the secret choice of examples) came from a seed that somebody chose and may "
+        "The noise (or the secret choice of examples) came from a seed that a person chose and may "
         "know. With the same seed, the noise of two runs cancels, so nothing is proven. Remove "
-        "that seed (--insecure_seed, seed=): a public --seed of the initial weights does no harm.",
+        "that seed (--insecure_seed, seed=); a public --seed of the initial weights is harmless.",
     ),
     "open plan": (
         lambda run, _: run.open_plan,
-        "The training ended, or a file was saved, before the end of its first epoch, whose number of "
-        "steps the data do not say, so the number of planned steps is unknown. Pass steps_per_epoch, "
+        "The training ended, or a file was saved, before the end of its first epoch, whose length is "
+        "unknown, so the number of planned steps is unknown. Pass steps_per_epoch, or "
         "a dataset that knows its length, or set a PrivacyBudget.",
     ),
 }
 
 
 def unproven(run: Run, adjacency: str) -> str:
-    """The reason why nothing finite is proven about a run; empty if there is none."""
+    """Why nothing finite is proven about a run; empty if something is."""
     return first_of(UNPROVEN, run, adjacency, run=run, bare_step=_bare_step(run))
 
 
 def assumptions(run: Run, found: Analysis) -> tuple[str, ...]:
-    """The sentences that have to be true for what was found about a run."""
+    """The assumptions of what was found about a run, in sentences."""
     declared = (Declared(words, name) for name, words in said(DECLARED, run, found, run=run))
     return (*declared, *all_of(ENFORCED, run, found, run=run))

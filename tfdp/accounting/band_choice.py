@@ -1,4 +1,4 @@
-"""Choice of the strategy, bands and groups of correlated noise that a command leaves open.
+"""Defaults of correlated noise: its strategy, number of bands and groups.
 
 With few bands, sampling amplifies more; with many bands, the noise of different steps cancels more.
 With cyclic Poisson lots and as many groups as bands, the noise on the prefix sums of the gradients
@@ -20,7 +20,7 @@ from tfdp.accounting.run import Run, check_run
 from tfdp.accounting.sampling import CyclicPoisson
 from tfdp.accounting.strategies import OBJECTIVES, losses, strategy
 
-# The central limit theorem ranks the candidates. Those whose noise is within this factor of the least
+# The central limit theorem ranks the candidates. Those with noise within this factor of the least
 # are compared by the proven bound.
 _CLOSE = 1.1
 _USUAL_STRATEGY = "banded_toeplitz"
@@ -56,12 +56,12 @@ def best_bands(
     objective: str = "mean",
     most: int = 128,
 ) -> BandChoice:
-    """Number of bands, among powers of two, with the least noise on the prefix sums at an epsilon.
+    """Finds the number of bands (a power of two) with the least prefix-sum noise at an epsilon.
 
     Args:
       epsilon: Proven budget, finite and above 0.
       delta: Probability in (0, 1).
-      run: The run to be executed; of mechanism and sampling, only N and L are used.
+      run: The planned run; of its mechanism and sampling, only N and L are used.
       adjacency: Neighbouring relation.
       objective: "mean" (root mean square over the steps) or "max" error.
       most: Largest number of bands to try, which bounds the memory.
@@ -98,7 +98,7 @@ def best_bands(
         choices.append(BandChoice(candidate.sampling.groups, noise, error))
     if not choices:
         raise CalibrationError(
-            f"No number of bands meets epsilon {epsilon:g}. Expected a larger epsilon or fewer steps."
+            f"No number of bands meets epsilon {epsilon:g}. Use a larger epsilon or fewer steps."
         )
     return min(choices, key=lambda choice: choice.error)
 
@@ -136,19 +136,19 @@ def completed(
     steps: int,
     without_budget: float | None = None,
 ) -> dict[str, Any]:
-    """Returns strategy, bands and groups, with everything chosen that has a default.
+    """Returns strategy, bands and groups, with defaults filled in.
 
     With cyclic Poisson lots there are as many bands as groups; if neither is given, `best_bands`
     chooses for the budget. In a fixed order, there are as many bands as steps in an epoch.
 
     Args:
       settings: An object with the attributes strategy, bands, groups and objective, each of which may
-        be None, and sampling, delta, adjacency and epsilon, the proven budget, if there is one.
+        be None; sampling, delta and adjacency; and epsilon, the proven budget or None.
       num_examples, lot_size, steps: Public numbers of the training.
-      without_budget: Epsilon for which the number of bands is chosen where there is no budget.
+      without_budget: Epsilon that determines the number of bands if there is no budget.
 
     Raises:
-      ValueError: If a setting that has no default here is left open.
+      ValueError: If a setting that has no default here is missing.
     """
     budget = settings.epsilon or without_budget
     strategy, bands, groups = settings.strategy or _USUAL_STRATEGY, settings.bands, settings.groups
@@ -156,8 +156,8 @@ def completed(
     if settings.sampling == "cyclic_poisson":
         if not (groups or bands or (best and budget is not None)):
             raise ValueError(
-                "Expected --groups or --bands with --sampling=cyclic_poisson. Found neither. They "
-                "are chosen for --strategy=banded_toeplitz and a given --epsilon only."
+                "--sampling=cyclic_poisson needs --groups or --bands. They have a default only with "
+                "--strategy=banded_toeplitz and --epsilon."
             )
         if not (groups or bands):
             run = describe(
@@ -173,8 +173,8 @@ def completed(
     elif best and bands is None:
         if settings.sampling != "cyclic":
             raise ValueError(
-                f"Expected --bands with --sampling={settings.sampling}. Found none. Or take "
-                "--sampling=cyclic_poisson, for which they are chosen."
+                f"--sampling={settings.sampling} needs --bands. Pass it, or use "
+                "--sampling=cyclic_poisson, which has a default."
             )
         bands = min(max(1, num_examples // lot_size), steps)
     return {"strategy": strategy, "bands": bands, "groups": groups}

@@ -1,6 +1,6 @@
 """Calibration: the noise or the number of steps that a budget allows, and epsilon over the steps.
 
-Every search evaluates the number that it returns, and the guarantee of this number stays within the
+Every search evaluates the number that it returns, so the guarantee of this number is within the
 budget.
 """
 
@@ -22,11 +22,11 @@ from tfdp.accounting.run import Run, check_run, check_runs
 
 _LEAST_NOISE, _MUCH_NOISE, _LARGEST_NOISE = 1e-9, 1e3, 1e12
 _MOST_STEPS = 10_000_000
-# Epsilon, or the noise, is this close to what is searched for.
+# Relative tolerance of searches, for epsilon or the noise.
 _CLOSE = 5e-5
-# Steeper than epsilon changes with the noise or the steps, in logarithms, where it does not jump.
+# Bound on the slope of log epsilon over the log of the noise or the steps, except where it jumps.
 _STEEPEST = 12.0
-# The tails that are left out where an advantage is computed, as a share of it.
+# Tail mass that the computation of an advantage leaves out, as a share of it.
 _DELTA_OF_ADVANTAGE = 1e-5
 
 
@@ -55,18 +55,18 @@ def noise_for(
     Args:
       epsilon: Budget, finite and above 0.
       delta: Probability in (0, 1).
-      run: The run to be executed. Its constant noise multiplier is ignored; of a table, the result
-        is a common factor (see `Run.with_noise`).
+      run: The planned run. Its constant noise multiplier is ignored; for a table, the result is a
+        common factor (see `Run.with_noise`).
       kind: "claimed" or "proven".
       adjacency: Neighbouring relation.
-      advantage: In place of `epsilon` and `delta`: the largest proven advantage of a test of
-        membership (`Guarantee.advantage`), in (0, 1).
-      **fields: In place of `run`, the keywords of `describe` without a noise multiplier.
+      advantage: Alternative to `epsilon` and `delta`: the largest proven advantage of a membership
+        test (`Guarantee.advantage`), in (0, 1).
+      **fields: Alternative to `run`: the keywords of `describe` without a noise multiplier.
 
     Raises:
       CalibrationError: If no noise gives a finite guarantee within the budget.
-      TypeError: If not exactly one of run and keywords, or of budget and advantage, is given.
-      ValueError: If a claim is asked for about users of several examples.
+      TypeError: Unless exactly one of run and keywords, and one of budget and advantage, is given.
+      ValueError: If `kind` is "claimed" and users have several examples.
 
     Example:
       >>> from tfdp.accounting import noise_for
@@ -108,7 +108,7 @@ def noise_for(
 
     start, slope = 1.0, 1.0
     if kind == "proven" and advantage is None:
-        # Much noise, for which the losses are quick to compute, and twice the budget.
+        # Guesses from large noise, where losses are quick to compute, for once and twice the budget.
         noisy = run.with_noise(_MUCH_NOISE)
         start, less = (
             _MUCH_NOISE * typical_noise(noisy, each, delta, adjacency)
@@ -119,9 +119,9 @@ def noise_for(
 
 
 def typical_noise(run: Run, epsilon: float, delta: float, adjacency: str) -> float:
-    """Factor of the noise of a run with which it has about this proven epsilon.
+    """Noise factor at which a run has roughly this proven epsilon; 1 if unknown.
 
-    No bound: searches start from it. It is 1 if nothing is known.
+    A starting point for searches, not a bound.
     """
     changes = [(analyse(run, delta, adjacency).losses, 1)]
     for kind, number in run.contribution.chains(adjacency):
@@ -140,13 +140,13 @@ def _check_claim(kind: str, run: Run) -> None:
     users = run.contribution.max_examples_per_user
     if kind == "claimed" and users > 1:
         raise ValueError(
-            f"The papers claim nothing about users of {users} examples: their formulas are for one "
+            f"The papers claim nothing for users of {users} examples: their formulas are for one "
             'example. Pass kind="proven", or max_examples_per_user=1.'
         )
 
 
 def _given(run: Run | None, fields: dict, first: dict[str, Any], searched: set[str]) -> Run:
-    """Returns the run, or that of the keywords; what is searched has the value of `first`."""
+    """Returns the run, or that of the keywords, whose searched field is set from `first`."""
     if run is not None:
         if fields:
             raise TypeError(f"Expected a Run or its keywords. Received a Run and {sorted(fields)}.")
@@ -159,16 +159,16 @@ def _given(run: Run | None, fields: dict, first: dict[str, Any], searched: set[s
     given = sorted(searched & fields.keys())
     if given:
         raise TypeError(
-            f"Expected no {' or '.join(sorted(searched))}, which is what is searched for. Received "
+            f"Expected no {' or '.join(sorted(searched))}: the search determines it. Received "
             f"{', '.join(f'{name}={fields[name]!r}' for name in given)}. Leave it out, or pass a Run."
         )
     return describe(**fields, **first)
 
 
 def _rounded_up(noise: float) -> float:
-    """The next number of ten digits: the last digits of an evaluation differ from process to process.
+    """Rounds up to ten digits: the last digits of an evaluation differ between processes.
 
-    A training that is resumed needs the noise that it had, and a budget that it meets there, too.
+    A resumed training needs the same noise, and has to meet its budget with it.
     """
     digits = decimal.Context(prec=10, rounding=decimal.ROUND_CEILING)
     return float(digits.create_decimal(noise * (1 + 1e-10)))
@@ -177,11 +177,11 @@ def _rounded_up(noise: float) -> float:
 def _least_noise(
     evaluate: Callable[[float], float], target: float, start: float, slope: float
 ) -> float:
-    """The least noise, to about 5e-5, at which `evaluate`, which falls with it, is at most `target`.
+    """Smallest noise, to about 5e-5, at which the decreasing function `evaluate` is at most `target`.
 
-    `start` is a guess, and `slope` is how fast the value is likely to fall there, both in logarithms.
-    Secants need three or four evaluations. Where the value jumps over the target, no point comes
-    close to it, and halving the interval takes their place.
+    `start` is a guess of it, and `slope` the likely rate of decrease there, both in logarithms.
+    Secants need three or four evaluations. If the value jumps over the target, no point is close to
+    it, and bisection is used instead.
     """
     low, high = (0.0, math.inf), (math.inf, -math.inf)  # (noise, log of value over target)
     last, point, leap = None, start, 0.5
@@ -194,10 +194,9 @@ def _least_noise(
         low, high = (low, last) if last[1] <= 0 else (last, high)
         if low[0] == _LARGEST_NOISE:
             raise CalibrationError(
-                f"Expected a noise multiplier below {_LARGEST_NOISE:g} to meet epsilon {target:g}. "
-                f"Found none: epsilon is {value:.4g} at that noise. Use fewer steps or a larger "
-                "epsilon; where epsilon no longer falls with the noise, the accountant's bound of "
-                "this mechanism ends there."
+                f"No noise multiplier below {_LARGEST_NOISE:g} meets epsilon {target:g}: epsilon is "
+                f"{value:.4g} at that noise. Use fewer steps or a larger epsilon. If epsilon no "
+                "longer falls with the noise, this is the limit of the accountant's bound."
             )
         if high[1] >= -_CLOSE or high[0] <= max(low[0] * (1 + _CLOSE), 1.001 * _LEAST_NOISE):
             return high[0]
@@ -225,15 +224,15 @@ def max_steps(
     Args:
       epsilon: Budget, finite and above 0.
       delta: Probability in (0, 1).
-      run: The run. The search starts at its `steps`; only tables and 10,000,000 limit the result.
+      run: The run. The search starts at its `steps`; its tables and 10,000,000 limit the result.
       kind: "claimed" or "proven".
       adjacency: Neighbouring relation.
-      earlier: Earlier runs on the same data that the budget has to cover too.
-      **fields: In place of `run`, the keywords of `describe` without steps and epochs.
+      earlier: Earlier runs on the same data that the budget also has to cover.
+      **fields: Alternative to `run`: the keywords of `describe` without steps and epochs.
 
     Raises:
-      TypeError: If both `run` and keywords are given, or neither, or a number of steps.
-      ValueError: If a claim is asked for about users of several examples.
+      TypeError: If both `run` and keywords are given, or neither, or a number of steps is given.
+      ValueError: If `kind` is "claimed" and users have several examples.
 
     Example:
       >>> from tfdp.accounting import describe, max_steps
@@ -257,7 +256,7 @@ def max_steps(
     covered = run.described_steps
     limit = _MOST_STEPS if covered is None else min(_MOST_STEPS, covered)
     # `low` fits and `high` does not, or exceeds the limit. Epsilon is about a power of the steps, so
-    # secants find the last that fits; every third point halves the interval, where epsilon has stairs.
+    # secants find the last that fits; every third point is a bisection, in case epsilon has jumps.
     low, high, last, power = 0, limit + 1, None, 1.0
     point, tried = run.steps or run.sampling.steps_per_epoch, 0
     while high - low > 1:
@@ -282,7 +281,7 @@ def epsilon_curve(
     adjacency: str = "zero_out",
     earlier: Sequence[Run] = (),
 ) -> list[float]:
-    """Epsilon after each of several numbers of steps, in increasing order; none exceeds a later one.
+    """Epsilon after each of the given numbers of steps; the values never decrease.
 
     Args:
       run: The run; its own `steps` is ignored, but tables must cover the largest of `steps`.
@@ -290,7 +289,7 @@ def epsilon_curve(
       delta: Probability in (0, 1).
       kind: "claimed" or "proven".
       adjacency: Neighbouring relation.
-      earlier: Runs that were executed before, whose cost is included.
+      earlier: Earlier runs on the same data, whose cost is included.
 
     Example:
       >>> from tfdp.accounting import describe, epsilon_curve

@@ -12,8 +12,8 @@ The dropout paper claims a recipe from epsilon to sigma. It inverts the classica
 * "zcdp": rho = T r with a step's r from e', eps = rho + 2 sqrt(rho log(1/delta)).
 
 The paper's numbers (sigma = 10.88 and 3.23 at epsilon 0.5 on MNIST) do not follow if T is the number
-of steps. They follow if T is the number of passes over the data, and more than one reading gives them.
-The readings here are best guesses that were found by search; `READINGS` lists them. Neither claim is a
+of steps. They follow if T is the number of passes over the data; more than one reading gives them.
+The readings in `READINGS` are best guesses that were found by search. Neither claim is a
 theorem: composition over passes leaves out N/S - 1 of N/S steps, and an amplified (e', d')-mechanism
 has no finite zCDP parameter.
 
@@ -65,12 +65,12 @@ class Claim:
 
 @dataclasses.dataclass(frozen=True)
 class Formula:
-    """The accounting of a paper: one of `divergences` and `epsilon`, and what it assumes.
+    """The accounting of a paper: one of `divergences` and `epsilon`, and its assumptions.
 
     Attributes:
-      assumptions: Sentences about the formula.
-      divergences: Of a run: Rényi divergences at `ORDERS_2020`, which add over runs.
-      epsilon: Of a run and a delta: the claim itself.
+      assumptions: The assumptions of the formula, in sentences.
+      divergences: Function of a run: its Rényi divergences at `ORDERS_2020`, which add over runs.
+      epsilon: Function of a run and a delta: the claim.
     """
 
     assumptions: tuple[str, ...]
@@ -79,7 +79,7 @@ class Formula:
 
 
 def _poisson(run: Run) -> np.ndarray:
-    """Divergences as if each step were a Poisson lot of DP-SGD; of the sampling, only N and L count."""
+    """Divergences as if each step were a Poisson lot of DP-SGD with this N and L."""
     return _over_steps(run, lambda noise, probability: _one_lot(probability, noise))
 
 
@@ -145,8 +145,8 @@ def _as_proven(run: Run, delta: float) -> Claim:
 class Reading:
     """One reading of the paper's recipe: `split` maps (delta, T, nu) to (d', d_it).
 
-    `zcdp`: whether steps are composed as zCDP, and not by advanced composition; `by_proposition`:
-    whether Proposition 2 then converts e' into r; `per_step`: whether T counts steps, and not passes.
+    `zcdp`: whether steps are composed as zCDP rather than by advanced composition; `by_proposition`:
+    whether Proposition 2 then converts e' into r; `per_step`: whether T counts steps, not passes.
     """
 
     words: str
@@ -187,7 +187,7 @@ READINGS = {
 def claimed_sigma_epsilon(
     sigma: float, delta: float, steps: int, probability: float, reading: str
 ) -> float:
-    """Epsilon that a reading gives for the paper's sigma; infinite if that is no useful number."""
+    """Epsilon that a reading gives for the paper's sigma; infinite if out of the formula's range."""
     choice = READINGS[reading]
     count = steps if choice.per_step else max(1, math.ceil(steps * probability - 1e-9))
     if steps == 0:
@@ -211,7 +211,7 @@ def claimed_sigma_epsilon(
 
 
 def _dropout(run: Run, delta: float) -> Claim:
-    """Epsilon of the dropout paper's recipe. It has one sigma; of a table, the least is used."""
+    """Epsilon by the dropout paper's recipe, which has one sigma; for a table, the least is used."""
     mechanism = run.mechanism
     assert isinstance(mechanism, DPDropout)
     reading = mechanism.composition or mechanism.default_reading
@@ -254,7 +254,7 @@ CLAIMS: dict[type[Mechanism], Formula] = {
 }
 
 
-# Where the formulas are not about the runs. Conditions get the runs and the adjacency.
+# Differences between runs and formulas. Conditions get the runs and the adjacency.
 _DIFFERENCES: Table = {
     "added or removed": (
         lambda _, adjacency: adjacency == "replace_one",
@@ -262,24 +262,24 @@ _DIFFERENCES: Table = {
     ),
     "unknown number of examples": (
         lambda runs, _: any(isinstance(run.sampling, Unknown) for run in runs),
-        "The number of examples in batches of your own is not known: the formula used the number of "
-        "rows that were planned for one epoch or one call, {rows}.",
+        "The number of examples in batches of your own is unknown: the formula uses the number of "
+        "rows planned for one epoch or one call, {rows}.",
     ),
     "one record": (
         lambda runs, _: any(run.contribution.max_examples_per_user > 1 for run in runs),
-        "The paper's formula is for one record, and not for a user.",
+        "The paper's formula is for one record, not for a user.",
     ),
 }
 
 
 def differences(runs: Sequence[Run], adjacency: str) -> tuple[str, ...]:
-    """Sentences about the differences between these runs and what the formulas are about."""
+    """Sentences about the differences between these runs and the formulas' assumptions."""
     rows = {run.sampling.num_examples for run in runs if isinstance(run.sampling, Unknown)}
     return all_of(_DIFFERENCES, runs, adjacency, rows=" or ".join(map(str, sorted(rows))))
 
 
 def of_divergences(divergences: Sequence[np.ndarray], delta: float) -> Claim:
-    """The claim of divergences at `ORDERS_2020`, which add, by the classic conversion."""
+    """The claim from the sum of divergences at `ORDERS_2020`, by the classic conversion."""
     rdp, orders = sum(divergences, np.zeros(len(ORDERS_2020))), np.asarray(ORDERS_2020)
     if not np.any(rdp):
         return Claim(0.0, {})

@@ -1,4 +1,4 @@
-"""Claimed and proven guarantees of one run, or of several runs on the same data together."""
+"""Claimed and proven guarantees of one run, or of several runs on the same data."""
 
 import math
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from tfdp.accounting.run import Run, check_runs
 from tfdp.accounting.sentences import all_of, first_of
 from tfdp.accounting.wording import RELEASED
 
-_NO_NOISE = "No (or next to no) noise was added."
+_NO_NOISE = "No noise, or almost none, was added."
 # A single change gets a much smaller delta than all of them, so its losses need finer tails.
 _TAILS_OF_ONE_CHANGE = 1e-2
 
 
 def proven(run: Run, delta: float, adjacency: str = "zero_out") -> Guarantee:
-    """Guarantee that is proven for a run as it was executed.
+    """The proven guarantee of a run as it was executed.
 
     Args:
       run: Description of what was executed.
@@ -45,10 +45,10 @@ def proven(run: Run, delta: float, adjacency: str = "zero_out") -> Guarantee:
 
 
 def claimed(run: Run, delta: float, adjacency: str = "zero_out") -> Guarantee:
-    """Guarantee that the mechanism's paper claims for such a run, by the paper's own formula.
+    """The guarantee of a run by the formula of its mechanism's paper.
 
-    The papers' formulas are about one record added or removed, whatever the `adjacency`. For
-    replace_one the guarantee has the adjacency add_or_remove_one, and says so in its assumptions.
+    The papers' formulas are for one record added or removed, whatever the `adjacency`. For
+    replace_one, the guarantee has the adjacency add_or_remove_one, and its assumptions say so.
 
     Args:
       run: Description of what was executed.
@@ -68,18 +68,18 @@ def claimed(run: Run, delta: float, adjacency: str = "zero_out") -> Guarantee:
 def guarantee_of_all(
     kind: str, runs: Sequence[Run], delta: float, adjacency: str = "zero_out"
 ) -> Guarantee:
-    """Returns `claimed_composition(...)` or `proven_composition(...)`, as `kind` says."""
+    """Returns `claimed_composition(...)` or `proven_composition(...)`, depending on `kind`."""
     compose = {"claimed": claimed_composition, "proven": proven_composition}[check_kind(kind)]
     return compose(runs, delta, adjacency)
 
 
 def proven_composition(runs: Sequence[Run], delta: float, adjacency: str = "zero_out") -> Guarantee:
-    """Guarantee that is proven for several runs on the same data together; see `proven`.
+    """The proven guarantee of several runs on the same data together; see `proven`.
 
     Runs compose adaptively, in any order: a later one may start from weights that an earlier one
-    released. SI-DPSGD that continues from earlier *means* is no new run, but one with more steps.
-    Without runs, epsilon is 0. Where neighbours differ by several changes (users, records that are
-    replaced), group privacy takes the place of the theorems about them if it gives a smaller epsilon.
+    released. SI-DPSGD that continues from earlier *means* is not a new run, but one run with more
+    steps. Without runs, epsilon is 0. If neighbours differ by several changes (users, replaced
+    records), the theorems about them are compared with group privacy, and the smaller epsilon counts.
 
     Args:
       runs: Descriptions of what was executed.
@@ -105,7 +105,7 @@ def proven_composition(runs: Sequence[Run], delta: float, adjacency: str = "zero
 def _by_group_privacy(
     runs: Sequence[Run], chains: Sequence[tuple[str, int]], found: Guarantee
 ) -> Guarantee:
-    """What follows from one change of each run, or `found` if that is no larger."""
+    """The guarantee by group privacy from one change of each run, or `found` if that is no larger."""
     changes = max((number for _, number in chains), default=1)
     if changes == 1:
         return found
@@ -114,7 +114,7 @@ def _by_group_privacy(
         analyse(run, tails, kind, True) for run, (kind, _) in zip(runs, chains, strict=True)
     ]
     losses = _losses(analyses)
-    # Of theorems of the same kinds, those about all changes at once are as tight, or tighter.
+    # With theorems of the same kinds, the one about all changes at once is at least as tight.
     if any(a.reason for a in analyses) or [*map(type, losses)] == [*map(type, found.losses)]:
         return found
     spent = group_privacy.epsilon_of(losses, found.delta, changes, below=found.epsilon)
@@ -126,7 +126,7 @@ def _by_group_privacy(
 
 
 def directly_proven(runs: Sequence[Run], delta: float, adjacency: str) -> Guarantee:
-    """As `proven_composition`, by theorems about these neighbours only, without group privacy."""
+    """`proven_composition` by theorems about these neighbours only, without group privacy."""
     check_delta(delta)
     runs = _counted(check_runs(runs))
     check_adjacency(adjacency)
@@ -140,7 +140,7 @@ def _counted(runs: Sequence[Run]) -> list[Run]:
 
 
 def in_equal_terms(trials: Sequence[Sequence[Run]]) -> list[list[Run]]:
-    """The same runs, all about the largest number of examples of a user that one of them allows.
+    """The runs with one `max_examples_per_user`: the largest of theirs.
 
     A user may have that many examples in each of the runs, so each is analysed for that number.
     """
@@ -167,8 +167,8 @@ def _guarantee(
     reason = None
     if math.isinf(spent.epsilon):
         reason = (
-            "The noise is too small for a finite bound, or the loss that has to be charged to delta "
-            "exceeds it. Use more noise or a larger delta."
+            "The noise is too small for a finite bound, or the probability that has to be charged to "
+            "delta exceeds it. Use more noise or a larger delta."
         )
     return Guarantee(
         epsilon=spent.epsilon,
@@ -182,7 +182,7 @@ def _guarantee(
 
 
 _DIFFERENT_UNITS = (
-    "Some steps drew people and others single examples, so no one guarantee covers both. Pass "
+    "Some steps drew people and others single examples, so no single guarantee covers both. Pass "
     "max_examples_per_user, the largest number of a person's examples, for a guarantee for people."
 )
 
@@ -190,9 +190,9 @@ _DIFFERENT_UNITS = (
 def claimed_composition(
     runs: Sequence[Run], delta: float, adjacency: str = "zero_out"
 ) -> Guarantee:
-    """Guarantee that the papers' accountants claim for several runs together; see `claimed`.
+    """The claimed guarantee of several runs on the same data together; see `claimed`.
 
-    Claims that are Rényi divergences add. Runs whose claim is a formula for epsilon count as one run if
+    Claims that are Rényi divergences add. Runs that claim by a formula for epsilon count as one run if
     only their steps differ. Several such claims, or such claims and divergences, share delta evenly.
 
     Args:
@@ -238,7 +238,7 @@ def claimed_composition(
 
 
 def _merged(pairs):
-    """Merges runs, each with its formula, that differ in the number of steps only; steps add."""
+    """Merges (run, formula) pairs that differ only in the number of steps, which add."""
     merged: dict = {}
     for run, formula in pairs:
         alike = run.with_steps(0), formula

@@ -1,4 +1,4 @@
-"""Bounds on what one example can add to a lot's sum: clipping, microbatches, views, normalization."""
+"""Bounds on the influence of one example on a lot's sum: clipping, microbatches, views, statistics."""
 
 import dataclasses
 import math
@@ -25,10 +25,10 @@ class Contribution:
         people: a record is then a person, and N and L count people. None where it is an example.
       clip_groups: Number of groups of weights whose gradients are clipped separately, each at C.
       adaptive_clipping: Whether the clip norm followed a noisy count of unclipped gradients. Then the
-        noise multiplier is for sum and count together, and `l2_norm_clip` is the one of the first step.
+        noise multiplier covers sum and count together, and `l2_norm_clip` is that of the first step.
       batch_statistics: Whether normalization statistics were taken over the private lot.
       public_examples: Number of public examples that took part in normalization.
-      max_examples_per_user: Largest number of examples of one user; a guarantee is for all of them.
+      max_examples_per_user: Largest number of examples of one user; a guarantee covers all of them.
 
     Example:
       >>> from tfdp.accounting import Contribution
@@ -63,12 +63,12 @@ class Contribution:
 
     @property
     def unit(self) -> str:
-        """What lots are drawn from."""
+        """The unit that lots are drawn from: "example" or "person"."""
         return "example" if self.examples_per_person is None else "person"
 
     @property
     def units(self) -> str:
-        """What lots are drawn from, in the plural."""
+        """The plural of `unit`."""
         return "examples" if self.examples_per_person is None else "people"
 
     @property
@@ -111,10 +111,10 @@ class Contribution:
         return self.microbatch_size > 1 or adjacency == "replace_one"
 
     def chains(self, adjacency: str) -> tuple[tuple[str, int], ...]:
-        """Ways from neighbour to neighbour by changes of single clipped terms, fewest changes first.
+        """Chains of changes of single clipped terms between neighbours, fewest changes first.
 
-        Each is (adjacency of one change, number of changes). A term that is replaced may be left out
-        first, and the other one put in then.
+        Each is (adjacency of one change, number of changes). Instead of replacing a term, one term may
+        be removed and another one added.
         """
         users = self.max_examples_per_user
         if self.replaces(adjacency):
@@ -122,13 +122,13 @@ class Contribution:
         return ((adjacency, users),)
 
     def sensitivity(self, sampling: Sampling, adjacency: str, occurrences: int = 1) -> float:
-        """Largest change of a lot's sum in clip norms of one group of weights, without `noise_divisor`.
+        """Largest change of a lot's sum, in clip norms of one weight group, without `noise_divisor`.
 
         The draws are held fixed. A clipped term that is left out moves by 1, one that is replaced by
         2, and k occurrences of a record or user move k terms. With statistics over the private lot,
-        every other term moves by up to 2 as well, in each of the lots that the k occurrences are in.
-        Then the result bounds them all as if they were in one lot: k times what one of them moves
-        (the triangle inequality), or every term of every lot of a round, whichever is less.
+        every other term also moves by up to 2, in each of the lots that contain the k occurrences.
+        The result then bounds their sum as if all were in one lot: k times the effect of one
+        occurrence (triangle inequality), or every term of every lot of a round, whichever is less.
 
         Raises:
           UnboundedSensitivity: For statistics over a lot whose size is not limited.

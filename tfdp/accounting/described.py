@@ -1,4 +1,4 @@
-"""Runs from names and plain numbers."""
+"""Creates runs from names and plain numbers."""
 
 from typing import Any
 
@@ -21,13 +21,13 @@ def describe(
     epochs: float | None = None,
     **fields: Any,
 ) -> Run:
-    """Makes a run from the names of its mechanism and sampling, and their fields.
+    """Creates a run from the names of its mechanism and sampling, and their fields.
 
     Args:
-      mechanism: Name of the mechanism, or the mechanism.
-      sampling: Name of the sampling scheme, or the scheme; None for the mechanism's `usual_sampling`.
+      mechanism: Name of the mechanism, or a `Mechanism`.
+      sampling: Name of the sampling scheme, or a `Sampling`; None for the mechanism's `usual_sampling`.
       steps: Number of steps.
-      epochs: In place of `steps`: number of passes over the data (see `steps_for`).
+      epochs: Alternative to `steps`: number of passes over the data (see `steps_for`).
       **fields: Fields of the mechanism (such as `noise_multiplier`), the sampling (`num_examples`,
         `lot_size`), `Contribution` (`l2_norm_clip`) and `Run` (`start`, `insecure_seed`).
 
@@ -57,8 +57,8 @@ def describe(
         steps = lots.steps_in(epochs)
         if steps < 1:
             raise ValueError(
-                f"Expected epochs to hold at least one step. Received {epochs!r}, which is none with "
-                f"lots of {lots.lot_size} out of {lots.num_examples} examples. Train longer."
+                f"Expected at least one step. Received epochs={epochs!r}, which is less than one step "
+                f"with lots of {lots.lot_size} out of {lots.num_examples} examples. Train longer."
             )
     return Run(
         mechanism=noise,
@@ -70,7 +70,7 @@ def describe(
 
 
 def _made(part: Any, fields: dict[str, Any]) -> Any:
-    """Makes a part that is given as a class; an object stays as it is."""
+    """Creates a part that is given as a class; returns an object as it is."""
     if not isinstance(part, type):
         return part
     return part(**{name: fields[name] for name in field_names(part) if name in fields})
@@ -90,7 +90,7 @@ def _check_fields(fields: dict[str, Any], parts: tuple) -> None:
 
 
 def steps_for(epochs: float, num_examples: int, lot_size: int, sampling: str) -> int:
-    """Number of steps in some passes over the data.
+    """Number of steps in a number of passes over the data.
 
     Args:
       epochs: Number of passes, above 0 and possibly fractional.

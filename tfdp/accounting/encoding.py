@@ -9,7 +9,7 @@ from tfdp._validate import flag, fraction, one_of, positive, refuse, whole
 from tfdp.accounting.numerics.noise_families import FAMILIES, GAUSSIAN, STUDENT_T
 from tfdp.accounting.records import settle
 
-# The family of the paper's experiments, which is the default of the optimizer, too.
+# The family of the paper's experiments, also the default of the optimizer.
 USUAL_NOISE, USUAL_DEGREES_OF_FREEDOM = STUDENT_T, 9.0
 
 
@@ -23,9 +23,9 @@ class Encoding:
     Attributes:
       noise: Family of the noise, one of `noise_families.FAMILIES`.
       degrees_of_freedom: Degrees of freedom of Student's t; None for the other families.
-      num_weights: Length of every vector; None, with `largest_entry`, for vectors of every length.
-      largest_entry: If given, every codebook of vectors of norm at most 1 with entries of at most this
-        number; None is the single vector of `normal_quantiles`.
+      num_weights: Length of every vector; None, with `largest_entry`, for vectors of any length.
+      largest_entry: If given, the guarantee is for every codebook of vectors of norm at most 1 with
+        entries of at most this number; None is the single vector of `normal_quantiles`.
       private_codebook: Whether the vectors were fitted to private gradients.
 
     Example:

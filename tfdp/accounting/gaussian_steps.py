@@ -93,7 +93,7 @@ def analyse_sums(run: Run, noise: Noise, delta: float, adjacency: str) -> Analys
 
 
 def _smaller(amplified: Analysis, alone: Analysis, delta: float) -> Analysis:
-    """The bound by the secrecy of the sample, or the one that takes the sample as revealed."""
+    """The smaller of two bounds: with the sample secret, and with the sample revealed."""
     return min(amplified, alone, key=lambda found: epsilon_of(found.losses, delta).epsilon)
 
 
@@ -130,7 +130,7 @@ def _rounds(run: Run, noise: Noise):
     """The distinct noise of a record's rounds over a group's clip norm, with the numbers of rounds."""
     length = run.sampling.round_length
     if isinstance(noise, tuple):
-        # In which step of a round a record takes part is not known, so the least noise counts.
+        # A record may take part in any step of its round, so the least noise counts.
         noise = tuple(np.minimum.reduceat(noise, np.arange(0, len(noise), length)).tolist())
     found = levels(noise, run.sampling.participations(run.steps))
     return [(z / run.contribution.noise_divisor, count) for z, count in found]
@@ -152,7 +152,7 @@ def _allocated(run: Run, noise: Noise) -> Analysis:
 
     def of_an_epoch(z: float) -> Component:
         if z < allocation.LEAST_MULTIPLIER:
-            return Component(1.0, 1.0, z)  # as if it were known which lot has the record
+            return Component(1.0, 1.0, z)  # as if it were known which lot contains the record
         return Component(1.0, q, z, "allocation")
 
     losses = [SubsampledLoss((of_an_epoch(z),), count) for z, count in _rounds(run, noise)]
@@ -162,12 +162,12 @@ def _allocated(run: Run, noise: Noise) -> Analysis:
 def _fixed_size_lots(run: Run, noise: Noise, delta: float, adjacency: str) -> Analysis:
     """Privacy losses of lots of L examples drawn afresh in each step, with or without replacement.
 
-    The module `fixed_size` has the proof. What is drawn are whole microbatches.
+    The module `fixed_size` has the proof. The draws are of whole microbatches.
     """
     contribution, losses = run.contribution, list[Loss]()
     lots = run.sampling.of_groups(contribution.microbatch_size)
     drawn = lots.draws(1, 1e-3 * delta / run.steps)
-    assert drawn is not None  # these schemes draw every lot by itself
+    assert drawn is not None  # these schemes draw every lot independently
     chances, overflow = drawn
     probability = float(chances[1:].sum()) + overflow
     for z, count in levels(noise, run.steps):

@@ -47,14 +47,14 @@ def delta_warning(delta: float, num_examples: int) -> str | None:
       >>> delta_warning(1e-5, num_examples=60000) is None
       True
       >>> delta_warning(1e-3, num_examples=1000)
-      'delta = 0.001 is not below 1/N = 0.001: a method that publishes one whole record...'
+      'delta = 0.001 is not below 1/N = 0.001: publishing one random record in full would...'
     """
     num_examples = whole("num_examples", num_examples, 1)
     if check_delta(delta) < 1.0 / num_examples:
         return None
     return (
-        f"delta = {delta:g} is not below 1/N = {1.0 / num_examples:.3g}: a method that publishes one "
-        "whole record, chosen at random, would satisfy it. Use a delta well below 1/N."
+        f"delta = {delta:g} is not below 1/N = {1.0 / num_examples:.3g}: publishing one random record "
+        "in full would still satisfy it. Use a delta well below 1/N."
     )
 
 
@@ -64,7 +64,7 @@ def check_epsilon(epsilon: float) -> float:
 
 
 def format_epsilon(epsilon: float) -> str:
-    """Epsilon for a reader, rounded up to four digits: "1.234", "vacuous (epsilon = 7670)"."""
+    """Formats epsilon, rounded up to four digits: "1.234", "vacuous (epsilon = 7670)"."""
     if math.isinf(epsilon):
         return "infinite"
     words = f"{float(rounded_up(epsilon, 4)):.4g}"
@@ -74,9 +74,9 @@ def format_epsilon(epsilon: float) -> str:
 
 
 def rounded_up(number: float, digits: int) -> decimal.Decimal:
-    """Returns a number above 0 with so many digits, rounded up; 0 as it is."""
+    """Rounds a positive number up to this many significant digits; returns 0 unchanged."""
     nearest = decimal.Decimal(f"{number:.{digits}g}")
-    if nearest >= decimal.Decimal(number * (1 - 1e-12)):  # the error of a float is no digit
+    if nearest >= decimal.Decimal(number * (1 - 1e-12)):  # ignores the float's own error
         return nearest
     unit = decimal.Decimal(1).scaleb(decimal.Decimal(number).adjusted() - digits + 1)
     return decimal.Decimal(number).quantize(unit, decimal.ROUND_UP)
@@ -84,7 +84,7 @@ def rounded_up(number: float, digits: int) -> decimal.Decimal:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Guarantee:
-    """An (epsilon, delta) guarantee with everything that is needed to interpret it.
+    """An (epsilon, delta) guarantee, with all that is needed to interpret it.
 
     Attributes:
       epsilon: Number of at least 0; if it is infinite, `reason` says why.
@@ -94,8 +94,8 @@ class Guarantee:
       sampling, mechanism: Their names.
       released: The released values that the guarantee is about.
       max_examples_per_user: Largest number of records of one user; the guarantee is for all of them.
-      unit: Whom or what the guarantee is for where `max_examples_per_user` is 1: "record" or "person".
-      assumptions: Sentences, each of which has to be true.
+      unit: The protected unit, if `max_examples_per_user` is 1: "record" or "person".
+      assumptions: The assumptions, in sentences; all of them have to hold.
       reason: Why epsilon is infinite, or None.
       mu: Parameter of the equivalent Gaussian mechanism (mu-GDP), or None.
       details: JSON-safe facts about the bound.
@@ -111,7 +111,7 @@ class Guarantee:
       >>> print(guarantee)
       proven epsilon: 1.145 at delta = 0.0001, for one record replaced by a record that contributes
       nothing (zero_out).
-      >>> print(f"{guarantee.tpr(0.01):.3f} {guarantee.advantage:.3f}")  # of a test of membership
+      >>> print(f"{guarantee.tpr(0.01):.3f} {guarantee.advantage:.3f}")  # of a membership test
       0.024 0.140
     """
 
@@ -147,7 +147,7 @@ class Guarantee:
 
     @property
     def neighbours(self) -> str:
-        """The neighbouring relation in words."""
+        """The neighbouring relation, in words."""
         who, s, other = f"one {self.unit}", "", f"a {self.unit} that contributes nothing"
         if self.max_examples_per_user > 1:
             who = f"all records of one user ({self.max_examples_per_user} at most)"
@@ -159,24 +159,24 @@ class Guarantee:
         return f"{who} {change.get(self.adjacency, 'added or removed')}"
 
     def tpr(self, fpr: float) -> float:
-        """Largest true positive rate of a test of membership at a false positive rate in (0, 1)."""
+        """Largest true positive rate of a membership test at a false positive rate in (0, 1)."""
         return attacks.largest_tpr(self._curve, fraction("fpr", fpr))
 
     def largest_tprs(self, fprs: np.ndarray) -> np.ndarray:
-        """`tpr` of many rates at once, for plots: upper bounds slightly above it."""
+        """Upper bounds, slightly above `tpr`, for many false positive rates at once; for plots."""
         return attacks.largest_tprs(self._curve, fprs)
 
     @property
     def advantage(self) -> float:
-        """Largest difference of the true and the false positive rate of a test of membership."""
+        """Largest difference of the true and the false positive rate of a membership test."""
         return attacks.advantage(self._curve)
 
     @property
     def chance_of_more(self) -> float:
         """Upper bound on the chance of outcomes whose privacy loss exceeds epsilon.
 
-        After such an outcome, an observer who held two neighbours as likely as not is surer of one of
-        them than e^epsilon / (1 + e^epsilon). This is not delta, which weighs outcomes by their excess.
+        After such an outcome, an observer who started at 50:50 between two neighbours is surer of one
+        than e^epsilon / (1 + e^epsilon). This is not delta, which weighs outcomes by their excess.
         """
         return attacks.chance_of_more(self._curve, self.epsilon) if self.epsilon > 0 else 1.0
 
@@ -185,13 +185,13 @@ class Guarantee:
         known = attacks.of_one_point(self.epsilon, self.delta)
         if not self.losses or math.isinf(self.epsilon):
             return known
-        from tfdp.accounting.numerics import group_privacy  # with all losses; a budget needs none
+        from tfdp.accounting.numerics import group_privacy  # imported here: budgets do not need it
 
         curve = group_privacy.curve_of(self.losses, self.delta, self.epsilon, self.changes)
         return lambda at: min(curve(at), known(at))
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-safe fields, with rates of attackers. An infinite number is the string "inf"."""
+        """Returns JSON-safe fields and attack rates. An infinite number becomes the string "inf"."""
         fields = [field.name for field in dataclasses.fields(self) if field.name != "losses"]
         result = {name: getattr(self, name) for name in (*fields, "advantage", "vacuous")}
         result |= {f"tpr_at_fpr_{fpr:g}": self.tpr(fpr) for fpr in (0.001, 0.01)}

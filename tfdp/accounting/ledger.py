@@ -1,4 +1,4 @@
-"""Privacy budgets, and the ledger of the steps that were spent or planned."""
+"""Privacy budgets, and the ledger of spent and planned steps."""
 
 import dataclasses
 import json
@@ -43,8 +43,8 @@ _BUDGET = "Pass tfdp.accounting.PrivacyBudget(epsilon, delta)."
 class PrivacyBudget:
     """The largest epsilon and delta that may be spent.
 
-    A budget adds up trainings whose noise, lots and steps were fixed in advance, or follow rules
-    without private results. It does not cover settings chosen by looking at earlier results.
+    A budget covers trainings whose noise, lots and steps were fixed in advance, or follow rules that
+    use no private results. It does not cover settings chosen by looking at earlier results.
 
     Attributes:
       epsilon: Largest epsilon, finite and above 0.
@@ -71,10 +71,10 @@ class PrivacyBudget:
 
 
 class Ledger:
-    """Record of the runs on some weights: each run has a random id and its number of spent steps.
+    """The runs that trained some weights, each with a random id and its number of spent steps.
 
-    Because of the id, `merge` counts a run that was saved and loaded once, and separate runs of two
-    copies of a model separately.
+    The id lets `merge` count a saved and reloaded run once, and separate runs of two copies of a
+    model separately.
 
     Example:
       >>> from tfdp.accounting import Ledger, describe
@@ -93,13 +93,13 @@ class Ledger:
     def __init__(self):
         self._entries: dict[str, Run] = {}
         self._budgets: tuple[PrivacyBudget, ...] = ()
-        # Increases with every change of the runs or budgets after which a session has to compute
-        # its limit of steps again. Spending steps does not count as such a change.
+        # Increases whenever the runs or budgets change such that a session has to recompute its limit
+        # of steps. Spending steps does not increase it.
         self.changes = 0
 
     @property
     def budget(self) -> PrivacyBudget | None:
-        """The first budget, or None; assigning one replaces all `budgets`, even by a larger one."""
+        """The first budget, or None; assigning one replaces all `budgets`, even with a larger one."""
         return self._budgets[0] if self._budgets else None
 
     @budget.setter
@@ -114,7 +114,7 @@ class Ledger:
         return self._budgets
 
     def add_budget(self, budget: PrivacyBudget) -> None:
-        """Adds a budget; of two budgets that differ in epsilon only, the smaller one is kept."""
+        """Adds a budget; of two budgets that differ only in epsilon, the smaller one is kept."""
         instance("budget", budget, PrivacyBudget, remedy=_BUDGET)
         kept = []
         for known in self._budgets:
@@ -126,7 +126,7 @@ class Ledger:
         self.changes += 1
 
     def withdraw_declarable(self) -> None:
-        """Removes plain training that was not accounted, which the user declared to be public."""
+        """Removes unaccounted plain training, because the user declared it to be public."""
         for run_id, run in self.entries.items():
             if getattr(run.mechanism, "declarable", False):
                 del self._entries[run_id]
@@ -145,22 +145,22 @@ class Ledger:
     ) -> None:
         """Sets the total number of steps spent by a run; record a step before it is executed.
 
-        `taken` and `open_plan` are those of `Run`.
+        `taken` and `open_plan` are as in `Run`.
 
         Raises:
-          LedgerError: For an unknown id, or fewer steps than were recorded before.
+          LedgerError: If the id is unknown, or fewer steps are given than were recorded.
         """
         entry = self._entry(run_id)
         counted = isinstance(steps, numbers.Integral) and not isinstance(steps, bool)
         if not (counted and steps >= entry.steps):
             raise LedgerError(
                 f"Expected at least the {entry.steps} steps that run {run_id} has spent already. "
-                f"Received {steps}. A ledger never goes back; open a new run instead."
+                f"Received {steps}. Spent steps cannot decrease; open a new run instead."
             )
         self._entries[run_id] = entry.with_steps(int(steps), taken, open_plan)
 
     def take_back(self, run_id: str, steps: int) -> None:
-        """Lowers the steps of a run to `steps`: the others were planned, and never run."""
+        """Lowers the steps of a run to `steps`; the others were planned but never executed."""
         entry = self._entry(run_id)
         self._entries[run_id] = entry.with_steps(min(steps, entry.steps))
 
@@ -168,7 +168,7 @@ class Ledger:
         """Replaces the description of a run by one that covers more steps; its `steps` is ignored.
 
         Raises:
-          LedgerError: If `run` differs in anything but longer tables.
+          LedgerError: If `run` differs in more than longer tables.
         """
         entry = self._entry(run_id)
         longer = check_run(run).with_steps(entry.steps, entry.taken, entry.open_plan)
@@ -192,7 +192,7 @@ class Ledger:
         """Adds all runs and budgets of `other`; for a common id, the larger number of steps counts.
 
         Raises:
-          LedgerError: If one id stands for two different runs; then nothing is changed.
+          LedgerError: If one id stands for two different runs; the ledger is then unchanged.
         """
         instance("other", other, Ledger, remedy="Pass a ledger, such as Ledger.from_json(text).")
         merged = dict(self._entries)
@@ -277,5 +277,5 @@ def _taken(run: Run) -> int:
 
 
 def _progress(run: Run) -> tuple[int, bool, int]:
-    """How far a description of a run has come: a plan that is known comes after an open one."""
+    """Sort key of descriptions of a run by their progress; a known plan follows an open one."""
     return run.steps, not run.open_plan, _taken(run)

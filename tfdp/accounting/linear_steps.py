@@ -3,7 +3,7 @@
 Both mechanisms release y = W G / C + z xi, where G are the clipped sums of all steps, W is a
 lower-triangular matrix of public numbers and xi are independent Gaussians. Given the multiplicities m
 of a record, the release is mu-GDP for zero_out with mu = ||W m|| / z if W >= 0 (Theorem A, see
-`linear_response`; with entries of both signs, |W| takes the place of W), and replace_one doubles mu.
+`linear_response`; with entries of both signs, |W| replaces W), and replace_one doubles mu.
 The sampling determines the possible m:
 
 * "cyclic": the record is in every steps_per_epoch-th step; the worst offset counts.
@@ -17,7 +17,7 @@ The sampling determines the possible m:
 SI-DPSGD. The paper's Lemma 4.1 compares the weights of one step as if the means of two neighbours
 agreed before the step. They do not: the mean carries every earlier difference without noise. Theorem A
 holds instead: the sequence of released weights is a matrix mechanism, tight for linear losses.
-Publishing the last weights only gives no better proven bound.
+Publishing only the last weights has no better proven bound.
 
 Matrix mechanisms. Releasing every clipped sum with noise C^-1 z is as private as releasing C G + z: a
 matrix mechanism with W = C (Denisov et al. 2022, Theorem 2.1; several participations: Choquette-Choo

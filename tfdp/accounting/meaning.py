@@ -1,4 +1,4 @@
-"""The sentences that explain the two guarantees of a statement, for readers who are not experts."""
+"""Explanations of the two guarantees of a statement, for readers who are not experts."""
 
 import dataclasses
 import functools
@@ -10,13 +10,13 @@ from tfdp.accounting.mechanisms import SIDPSGD, Matrix
 from tfdp.accounting.run import Run
 from tfdp.accounting.sentences import Table, always, first_of, mechanism_is
 
-# Above this chance of more, a bound on an observer's belief is no promise.
+# Above this chance of exceeding it, a bound on an observer's belief is no protection.
 _LIKELY = 0.2
 # Above this belief in percent, an observer is practically certain.
 _CERTAIN = 99.9
 # Up to this epsilon, protection is strong (tier 1 of Ponomareva et al. 2023, "How to DP-fy ML").
 _STRONG = 1.0
-# Above this epsilon, the factor of the definition says nothing to a reader.
+# Above this epsilon, the factor exp(epsilon) means little to a reader.
 _LARGE = 10.0
 _PROTECTION = (
     " protection of {f.each} against anyone who sees the weights, even if they know all other data."
@@ -25,7 +25,7 @@ _PROTECTION = (
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """Runs and their guarantees, with the numbers and words of the sentences about them."""
+    """Runs and their guarantees, with the numbers and words that the sentences use."""
 
     runs: Sequence[Run]
     claimed: Guarantee
@@ -33,20 +33,20 @@ class Facts:
 
     @property
     def one(self) -> str:
-        """What neighbours differ in."""
+        """The difference between neighbours."""
         one = self.proven.max_examples_per_user == 1
         return f"one {self.proven.unit}" if one else "all records of one user"
 
     @property
     def each(self) -> str:
-        """Whom or what the guarantee protects."""
+        """The protected unit."""
         if (most := self.proven.max_examples_per_user) > 1:
             return f"each user's records together ({most} at most)"
         return f"each {self.proven.unit}"
 
     @property
     def used(self) -> str:
-        """What an observer would like to know."""
+        """The event that an observer guesses."""
         if self.proven.max_examples_per_user == 1 and self.proven.unit == "record":
             return "a record was used"
         who = "user" if self.proven.unit == "record" else self.proven.unit
@@ -54,7 +54,7 @@ class Facts:
 
     @property
     def belief(self) -> float:
-        """The largest belief of an observer in percent, who starts at 50."""
+        """Largest belief, in percent, of an observer who starts at 50."""
         return 100 / (1 + math.exp(-self.proven.epsilon))
 
     @property
@@ -83,11 +83,11 @@ def _replaced(f: Facts) -> bool:
 
 
 def _any(condition: Callable[[Run], bool]) -> Callable[[Facts], bool]:
-    """The condition that one of the runs fulfils another one."""
+    """The condition that any of the runs satisfies `condition`."""
     return lambda f: any(condition(run) for run in f.runs)
 
 
-# How strong the protection is: the first row that holds.
+# The strength of the protection: the first row that applies.
 VERDICT: Table = {
     "infinite": (
         lambda f: math.isinf(f.proven.epsilon),
@@ -95,14 +95,14 @@ VERDICT: Table = {
     ),
     "vacuous": (
         lambda f: f.proven.vacuous,
-        "No meaningful protection: an observer may become as good as certain of {f.one}. Do not call "
+        "No meaningful protection: an observer may become practically certain of {f.one}. Do not call "
         "these weights private.",
     ),
     "delta": (lambda f: f.delta_warning is not None, "No meaningful protection: {f.delta_warning}"),
     "nothing": (lambda f: not f.runs, "Nothing is spent: no training on these data is counted."),
     "certain": (
         lambda f: f.belief > _CERTAIN,
-        "Weak protection of {f.each}: an observer may become all but certain about it.",
+        "Weak protection of {f.each}: an observer may become almost certain about it.",
     ),
     "unbounded": (
         lambda f: f.rounded["chance"] > _LIKELY,
@@ -113,7 +113,7 @@ VERDICT: Table = {
 }
 
 _RELY = " Rely on the proven figure."
-# Topics, each with a table of which the first row that holds is said.
+# Topics, each with a table; the first row that applies is used.
 MEANING: Mapping[str, Table] = {
     "belief": {
         "no bound": (
@@ -122,35 +122,35 @@ MEANING: Mapping[str, Table] = {
         ),
         "replaced": (
             _replaced,
-            "Starting at 50:50, an observer ends at most {f.rounded[belief]:g}% sure which of two "
-            "candidates was used, except with a chance of at most {f.rounded[chance]:.2g}.",
+            "An observer who starts at 50:50 ends at most {f.rounded[belief]:g}% sure which of two "
+            "candidates was used, except with probability at most {f.rounded[chance]:.2g}.",
         ),
         "used": (
             always,
-            "Starting at 50:50, an observer ends at most {f.rounded[belief]:g}% sure whether {f.used}, "
-            "except with a chance of at most {f.rounded[chance]:.2g}.",
+            "An observer who starts at 50:50 ends at most {f.rounded[belief]:g}% sure whether {f.used}, "
+            "except with probability at most {f.rounded[chance]:.2g}.",
         ),
     },
     "rates": {
         "vacuous": (lambda f: f.proven.vacuous or not f.runs, ""),
         "replaced": (
             _replaced,
-            "A test that takes the first of two candidates for the second in 1% of cases recognizes "
-            "the second in at most {f.rounded[tpr]:g}%; blind guesses reach 1%.",
+            "A test that mistakes the first of two candidates for the second in 1% of cases recognizes "
+            "the second in at most {f.rounded[tpr]:g}%; guessing reaches 1%.",
         ),
         "membership": (
             always,
             "A membership test with 1% false alarms finds at most {f.rounded[tpr]:g}% of what was "
-            "used; blind guesses find 1%.",
+            "used; guessing finds 1%.",
         ),
     },
     "other rates": {
         "vacuous": (lambda f: f.proven.vacuous or not f.runs, ""),
         "finite": (
             always,
-            "At 0.1% false alarms, a test finds at most {f.rounded[small_tpr]:g}%. Whatever the test, "
-            "what it finds exceeds its false alarms by at most {f.rounded[advantage]:g} percentage "
-            "points.",
+            "With 0.1% false alarms, a test finds at most {f.rounded[small_tpr]:g}%. The true positive "
+            "rate of any test exceeds its false positive rate by at most {f.rounded[advantage]:g} "
+            "percentage points.",
         ),
     },
     "definition": {
@@ -164,18 +164,18 @@ MEANING: Mapping[str, Table] = {
     "neighbours": {
         "zero_out": (
             lambda f: f.proven.adjacency == "zero_out",
-            "Zero-out means: two data sets are neighbours if they are equal, but {f.one} may count "
-            "as nothing in one of them: take a place in a lot, and add zero to the sum.",
+            "Zero-out means: two data sets are neighbours if they are equal, except that {f.one} may "
+            "contribute nothing in one of them: it takes a place in a lot, and adds zero to the sum.",
         ),
         "replace_one": (
             _replaced,
-            "Replace-one means: two data sets are neighbours if they are equal, but {f.one} may be "
-            "replaced by anything else.",
+            "Replace-one means: two data sets are neighbours if they are equal, except that {f.one} "
+            "may be replaced by anything else.",
         ),
         "add_or_remove_one": (
             always,
-            "Add-or-remove-one means: two data sets are neighbours if they are equal, but {f.one} "
-            "may be missing in one of them.",
+            "Add-or-remove-one means: two data sets are neighbours if they are equal, except that "
+            "{f.one} may be missing in one of them.",
         ),
     },
     "changes": {
@@ -189,7 +189,7 @@ MEANING: Mapping[str, Table] = {
         "nominal lots": (
             lambda f: any(run.sampling.random_sizes for run in f.runs),
             "The nominal lot size is the fixed number that every sum is divided by, however many "
-            "examples were really drawn.",
+            "examples were drawn.",
         ),
     },
     "comparison": {
@@ -229,12 +229,12 @@ MEANING: Mapping[str, Table] = {
         ),
         "lots": (
             _any(lambda run: not (run.sampling.coin_flips or isinstance(run.mechanism, Matrix))),
-            "Claimed is smaller: the paper's formula is for Poisson lots, which these are not."
+            "Claimed is smaller: the paper's formula is for Poisson lots, but these are not."
             + _RELY,
         ),
         "users": (
             lambda f: f.proven.max_examples_per_user > 1,
-            "Claimed is smaller: the paper's formula is for one record, and not for all records of "
+            "Claimed is smaller: the paper's formula is for one record, not for all records of "
             "a user." + _RELY,
         ),
         "microbatches": (
@@ -252,24 +252,27 @@ MEANING: Mapping[str, Table] = {
             "Claimed is smaller: the paper's formula is for gradients clipped once; here each "
             "group of weights is clipped to the clip norm." + _RELY,
         ),
-        "smaller": (always, f"Claimed is smaller: the paper's formula is not the theorem.{_RELY}"),
+        "smaller": (
+            always,
+            f"Claimed is smaller: the paper's formula differs from the proof.{_RELY}",
+        ),
     },
 }
 
-# Said where the proven epsilon is finite, in short and at length.
+# Limits of a finite proven epsilon, in short and in full.
 NOT_COVERED_SHORT = (
     "training metrics and choices by them, other models of these data, your own code."
 )
 NOT_COVERED = (
-    "Figures computed on private data without noise: training loss and accuracy, other metrics and "
-    "diagnostics, and whatever is computed on validation data, which are not protected at all.",
-    "Choices by such figures: when training ended, which of its checkpoints was kept, "
+    "Numbers computed on private data without noise: training loss and accuracy, other metrics and "
+    "diagnostics, and anything computed on validation data, which is not protected at all.",
+    "Choices by such numbers: when training ended, which of its checkpoints was kept, "
     "hyperparameters, the noise or length of later trainings. (Public or held-out data may decide "
     "when to end and what to keep; trials that are counted here may be compared.)",
     "Other models that were trained on these data and are not counted here, such as folds, trials "
-    "of a tuner, earlier attempts, and a copy of a saved file that is trained on elsewhere: their "
-    "costs add up (Ledger.merge, Statement.of_search).",
-    "What functions of your own do with private data: callbacks between two steps, regularizers, "
+    "of a tuner, earlier attempts, and a copy of a saved file that was trained further elsewhere: "
+    "their costs add up (Ledger.merge, Statement.of_search).",
+    "Private data used by your own functions: callbacks between two steps, regularizers, "
     "constraints, schedules and metrics.",
     "Attacks on the floating-point representation of the noise.",
 )

@@ -1,8 +1,8 @@
-"""Mechanisms: what noise is added, and to which quantity; one small frozen class for each.
+"""Mechanisms: the noise that is added, and to which quantity; one small frozen class for each.
 
-A mechanism has fields and their checks, and says nothing about privacy. `proofs.py` has the theorem of
-each mechanism, `claims.py` the formula of its paper, `assumptions.py` and `wording.py` its sentences.
-No other code asks which mechanism a run has.
+A mechanism has fields and checks, and nothing about privacy. `proofs.py` has the theorem of each
+mechanism, `claims.py` the formula of its paper, `assumptions.py` and `wording.py` its sentences.
+No other code depends on the type of a run's mechanism.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from tfdp.accounting.strategies import Strategy
 
 Entry = TypeVar("Entry")
 
-# The mechanism where none is chosen.
+# The default mechanism.
 USUAL_MECHANISM = "dpsgd"
 # What SI-DPSGD may release.
 RELEASES = ("theta", "mu")
@@ -37,11 +37,11 @@ class Mechanism:
       name: Name in the registry, in ledgers and in flags.
       summary: What the mechanism does, in a few words.
       schedules: Names of the fields that may be a table over steps.
-      settings: Settings of an experiment that this mechanism has and not every one.
-      update_rules: Keras update rules that the mechanism allows: "any", since they see noisy sums only;
-        "linear", for a proven guarantee SGD with or without momentum; or "own", the paper's step.
+      settings: Experiment settings that are specific to this mechanism.
+      update_rules: Keras update rules that the mechanism allows: "any", since they see only noisy sums;
+        "linear", if a proven guarantee needs SGD, with or without momentum; or "own", the paper's step.
       adaptive_clipping: Whether the clip norm may depend on earlier releases.
-      usual_sampling: Name of the sampling scheme where none is chosen.
+      usual_sampling: Name of the default sampling scheme.
 
     Example:
       >>> from tfdp.accounting import describe
@@ -69,8 +69,8 @@ class Mechanism:
                 )
         if contribution.adaptive_clipping and not self.adaptive_clipping:
             raise ValueError(
-                "Expected adaptive_clipping with a mechanism whose steps are private one by one: "
-                "any other guarantee needs one clip norm for all steps. Received it with "
+                "Expected adaptive_clipping only with mechanisms whose steps are private one by one, "
+                "since other guarantees need one clip norm for all steps. Received it with "
                 f"{self.name!r}. Leave it out."
             )
 
@@ -80,7 +80,7 @@ class Mechanism:
         return self
 
     def tables(self) -> dict[str, tuple]:
-        """The fields that have one value for each step."""
+        """The fields with one value for each step."""
         values = {name: getattr(self, name) for name in self.schedules}
         return {name: value for name, value in values.items() if isinstance(value, tuple)}
 
@@ -98,10 +98,10 @@ _CLASSES: dict[str, type[Mechanism]] = {}
 
 
 def register_mechanism(kind: type[Mechanism]) -> type[Mechanism]:
-    """Registers a frozen dataclass that derives from `Mechanism` under its `name`; a decorator.
+    """Class decorator that registers a frozen subclass of `Mechanism` under its `name`.
 
-    It has the theorem (`proofs.PROOFS`), the claim (`claims.CLAIMS`) and the sentences of the class
-    that it derives from, unless their tables have entries of its own.
+    The theorem (`proofs.PROOFS`), the claim (`claims.CLAIMS`) and the sentences of its base class
+    apply, unless these tables have entries for the class itself.
 
     Args:
       kind: The class.
@@ -130,13 +130,13 @@ def register_mechanism(kind: type[Mechanism]) -> type[Mechanism]:
 @register_mechanism
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoMechanism(Mechanism):
-    """Training without privacy, to compare with, and training that nobody accounted.
+    """Training without privacy: a baseline, or training that was not accounted.
 
     Attributes:
-      reason: Sentence that says why nothing is proven, for example that it is not known how the
-        weights were trained before.
-      declarable: Whether the run stands for plain training that was found and not accounted. The user
-        may declare that it was on public data.
+      reason: Why nothing is proven, in a sentence, for example that the earlier training of the
+        weights is unknown.
+      declarable: Whether the run stands for unaccounted plain training, which the user may declare to
+        have used public data.
     """
 
     reason: str = "The run was not private: no noise hides an example."
@@ -146,7 +146,7 @@ class NoMechanism(Mechanism):
     summary: ClassVar[str] = "no noise and no privacy, to compare with"
 
     def __post_init__(self):
-        text("reason", self.reason, remedy="Leave it out, or say why nothing is proven.")
+        text("reason", self.reason, remedy="Leave it out, or state why nothing is proven.")
         flag("declarable", self.declarable)
 
 
@@ -192,7 +192,7 @@ class DPDropout(DPSGD):
     The noise multiplier is 2 sigma, with the paper's sigma.
 
     Attributes:
-      composition: Name of the reading, one of `READINGS`, that the claim follows; None for the class's
+      composition: Name of the reading that the claim follows, one of `READINGS`; None for the class's
         `default_reading`.
     """
 
@@ -214,8 +214,8 @@ class DPDropout(DPSGD):
 class SGLD(DPDropout):
     """Stochastic gradient Langevin dynamics, the baseline of the dropout paper.
 
-    Noise, releases and composition by zCDP are those of dropout, hence the accounting is the same.
-    Only the interpretation of the noise as dropout of the network is missing.
+    Noise, releases and zCDP composition are those of DP-dropout, so the accounting is the same. Only
+    the interpretation of the noise as dropout of the network is missing.
     """
 
     name: ClassVar[str] = "sgld"
@@ -272,7 +272,7 @@ class Matrix(NoisyMechanism):
     Attributes:
       noise_multiplier: Standard deviation of the noise before it is correlated, over the clip norm;
         one number for all steps.
-      strategy: Strategy C by whose inverse the noise is correlated.
+      strategy: Strategy C; its inverse correlates the noise.
     """
 
     noise_multiplier: float
@@ -290,8 +290,8 @@ class Matrix(NoisyMechanism):
         super().__post_init__()
         if isinstance(self.noise_multiplier, tuple):
             raise ValueError(
-                "Expected one noise_multiplier for all steps: with a table over steps the strategy "
-                "is no Toeplitz matrix, and nothing here accounts for another. Received "
+                "Expected one noise_multiplier for all steps, since a table would make the strategy a "
+                "matrix that is not Toeplitz, which is not supported. Received "
                 f"{len(self.noise_multiplier)} values. Pass one number."
             )
         instance("strategy", self.strategy, Strategy, remedy="Pass tfdp.accounting.Strategy(...).")

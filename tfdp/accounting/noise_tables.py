@@ -49,7 +49,7 @@ def levels(noise: Noise, steps: int) -> list[tuple[float, int]]:
 
 
 def _coarse(values: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Merges values into geometric classes, each represented by the least value that it holds."""
+    """Merges values into geometric classes, each represented by its least value."""
     logs = np.log(values)
     classes = np.floor((logs - logs[0]) / (logs[-1] - logs[0]) * _MOST_VALUES)
     classes = np.minimum(classes, _MOST_VALUES - 1).astype(int)
@@ -58,7 +58,7 @@ def _coarse(values: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def words(noise: Noise, steps: int) -> str:
-    """Describes the noise in a few words: "1.1", or "1.1 to 2 (a table over steps)"."""
+    """The noise in a few words: "1.1", or "1.1 to 2 (a table over steps)"."""
     table = of_steps(noise, steps)
     if not isinstance(table, tuple):
         return f"{table:g}"

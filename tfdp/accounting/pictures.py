@@ -1,4 +1,4 @@
-"""The picture of a guarantee: epsilon over the steps, what an attacker can find, and clipping."""
+"""Plots of a guarantee: epsilon over the steps, the best attack, and clipping."""
 
 import math
 from collections.abc import Sequence
@@ -25,12 +25,12 @@ def picture(
     guarantees: Sequence[Guarantee],
     clipping: Sequence[tuple[int, float]] = (),
 ) -> Any:
-    """Draws what some trainings have spent, as a matplotlib figure.
+    """Plots the privacy spent by some trainings, as a matplotlib figure.
 
     Args:
       runs: The trainings, in order.
-      guarantees: Their proven and their claimed guarantee.
-      clipping: (number of steps, share of the gradients that were clipped) for each epoch. They are
+      guarantees: Their proven and claimed guarantees.
+      clipping: (number of steps, share of gradients that were clipped) for each epoch. They are
         computed from private data without noise; without them, the figure may be released.
 
     Raises:
@@ -60,7 +60,7 @@ def _epsilon_over_steps(axis, runs: Sequence[Run], guarantees: Sequence[Guarante
             continue
         label = f"{stated.kind}, {format_epsilon(stated.epsilon)} at the end"
         style = _STYLES[stated.kind]
-        # Between two counts, the larger value is drawn: an upper bound.
+        # Between two counts, the larger value is plotted, as an upper bound.
         axis.plot(
             counts, values, drawstyle="steps-pre", label=label, linewidth=1.8, markersize=4, **style
         )
@@ -90,7 +90,7 @@ def _first_steps(runs: Sequence[Run], steps: int) -> list[Run]:
 
 
 def _attacks(axis, guarantees: Sequence[Guarantee]) -> None:
-    """Draws the largest true positive rate of a test of membership over its false positive rate."""
+    """Plots the largest true positive rate of a membership test over its false positive rate."""
     rates = np.geomspace(1e-4, 1.0, 60)
     axis.set_title("What an attacker can find at best", loc="left", fontsize=10, fontweight="bold")
     axis.set(

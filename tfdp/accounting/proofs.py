@@ -1,9 +1,9 @@
-"""What is proven about a run: the theorem of its mechanism, and the assumptions of the guarantee.
+"""Proven guarantees: the theorem of each mechanism, and the assumptions of its result.
 
 `PROOFS` has the theorem of each mechanism: a function of a run, a delta and an adjacency. It gets runs
-of at least one step that `assumptions.UNPROVEN` does not exclude, and has to answer for everything
-that they can be: samplings, microbatches, users, groups of weights, batch statistics and tables of
-noise. Delta determines how much tail mass is left out.
+of at least one step that `assumptions.UNPROVEN` does not exclude, and has to cover every sampling,
+microbatch, user, group of weights, batch statistic and table of noise that they may have. Delta
+determines how much tail mass is left out.
 """
 
 import dataclasses
@@ -31,9 +31,9 @@ def analyse(run: Run, delta: float, adjacency: str, one_change: bool = False) ->
     """Translates a run into privacy losses; `reason` is set if nothing finite can be proven.
 
     With `one_change`, these are the losses of a change of a single clipped term, of the kind
-    `adjacency`. A chain of these leads from one neighbour to the other (`Contribution.chains`). Every
-    data set on the way has other terms, or leaves terms out, and the theorems hold for it as for any
-    other. A microbatch is one term, as if it were one example.
+    `adjacency`. A chain of these leads from one neighbour to the other (`Contribution.chains`). The
+    data sets on the way have other terms, or fewer, and the theorems hold for all data sets. A
+    microbatch is one term, as if it were one example.
     """
     analysed = run.of_single_terms() if one_change else run
     analysed.contribution.check_adjacency(adjacency)

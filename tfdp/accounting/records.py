@@ -1,6 +1,6 @@
 """Conversion of the parts of a run to JSON-safe records, and back.
 
-Every part (mechanism, sampling, contribution, encoding, strategy) is a frozen dataclass. A record holds
+Every part (mechanism, sampling, contribution, encoding, strategy) is a frozen dataclass. A record has
 its fields under their own names, and the part's `name` if that is not a field itself.
 """
 
@@ -65,7 +65,7 @@ def _table(coded: dict[str, list]) -> tuple:
 
 
 def brief(*parts: Any) -> str:
-    """The fields of parts whose values are no defaults, in the order of the parts."""
+    """The non-default fields of parts, as text, in the order of the parts."""
     shown = []
     for part in parts:
         for field in dataclasses.fields(part):
@@ -79,7 +79,7 @@ def brief(*parts: Any) -> str:
 
 
 def html_table(rows: Iterable[tuple[str, str]]) -> str:
-    """A table of headings and words for a notebook, in the colours of its theme."""
+    """An HTML table of (heading, text) rows for a notebook, in the colours of its theme."""
     cells = "".join(
         f'<tr><th style="text-align: left; vertical-align: top">{html.escape(name)}</th>'
         f'<td style="text-align: left">{html.escape(words)}</td></tr>'

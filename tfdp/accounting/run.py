@@ -1,7 +1,7 @@
 """One frozen description of what was executed: the only input of every accountant.
 
-A `Run` holds public facts (how lots are drawn, which noise, how many steps) and never data. The
-constructor validates all fields, so an accountant may rely on every one of them.
+A `Run` has public facts (how lots are drawn, which noise, how many steps) and never data. The
+constructor validates all fields, so an accountant may rely on them.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ _DESCRIBE = 'Describe a run by tfdp.accounting.describe("dpsgd", num_examples=..
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-    """What was trained, in public numbers: how lots are drawn, which noise, how many steps.
+    """Description of a training in public numbers: sampling, noise and number of steps.
 
     `describe` makes a run from names and plain numbers; `dataclasses.replace` changes it.
 
@@ -33,9 +33,9 @@ class Run:
       contribution: How much one example can add to a lot's sum.
       start: Origin of the initial weights: "assumed", or "public" if the user declared that they do not
         depend on these data.
-      insecure_seed: Whether the noise, or the secret choice of lots, came from a seed of the user's.
-      taken: Number of steps that were taken, where the planned `steps` are counted; None for all.
-      open_plan: Whether more steps may be planned, and nobody knows how many; then nothing is proven.
+      insecure_seed: Whether the noise, or the secret choice of lots, came from a user's seed.
+      taken: Number of steps actually taken, if the planned `steps` are counted; None for all.
+      open_plan: Whether an unknown number of further steps may be planned; nothing is proven then.
 
     Raises:
       ValueError: If a value is out of range, or the parts do not fit together.
@@ -100,14 +100,14 @@ class Run:
         return dataclasses.replace(self, mechanism=self.mechanism.with_noise(noise))
 
     def for_users(self, examples: int) -> "Run":
-        """A copy about users who have up to `examples` examples each; a person is one user already."""
+        """A copy for users with up to `examples` examples each; if records are people, with one."""
         if self.contribution.examples_per_person is not None:
             examples = 1
         contribution = dataclasses.replace(self.contribution, max_examples_per_user=examples)
         return dataclasses.replace(self, contribution=contribution)
 
     def of_single_terms(self) -> "Run":
-        """A copy whose records are single clipped terms of the sums, each of a user of its own."""
+        """A copy whose records are single clipped terms of the sums, each from a different user."""
         terms = self.sampling.of_groups(self.contribution.microbatch_size)
         alone = dataclasses.replace(self.contribution, microbatch_size=1, max_examples_per_user=1)
         return dataclasses.replace(self, sampling=terms, contribution=alone)

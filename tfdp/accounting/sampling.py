@@ -28,9 +28,9 @@ class Sampling:
       coin_flips: Whether every example whose turn it is joins the lot by an independent coin flip.
       whole_epochs: Whether lots come in passes over the data, with each example at most once in each.
       fixed_order: Whether every pass has the same lots in the same order.
-      random_lots: Whether guarantees rest on random draws of the lots, so that their seed is secret;
-        True unless a scheme says that no proof of it uses them.
-      random_sizes: Whether a lot may hold any number of examples.
+      random_lots: Whether guarantees rely on random draws of the lots, so that their seed is secret;
+        True unless no proof for the scheme uses them.
+      random_sizes: Whether lots may have any number of examples.
 
     Example:
       >>> from tfdp.accounting import describe
@@ -80,12 +80,12 @@ class Sampling:
 
     @property
     def round_length(self) -> int:
-        """Number of consecutive steps in which a record can take part once at most."""
+        """Number of consecutive steps in which a record can take part at most once."""
         return self.steps_per_epoch if self.whole_epochs else self.groups
 
     @property
     def probability(self) -> float:
-        """Probability that an example is in a lot that can hold it: L/N times `groups`."""
+        """Probability that an example is in a lot that can contain it: L/N times `groups`."""
         return self.groups * self.lot_size / self.num_examples
 
     @property
@@ -107,18 +107,18 @@ class Sampling:
     def draws(self, examples: int, tail: float) -> tuple[np.ndarray, float] | None:
         """How often a user's examples are drawn in one step: (probabilities of 0, 1, ..., of more).
 
-        None for a scheme whose steps do not draw lots by themselves, at random.
+        None if the scheme does not draw each lot independently at random.
         """
         del examples, tail
         return None
 
     def of_groups(self, size: int) -> "Sampling":
-        """The scheme that draws whole groups of `size` examples, each as likely as an example."""
+        """The scheme that draws whole groups of `size` examples, with an example's probability."""
         del size
         return self
 
     def check_adjacency(self, adjacency: str) -> None:
-        """Raises ValueError where the neighbouring relation is not defined for this scheme."""
+        """Raises ValueError if the neighbouring relation is not defined for this scheme."""
         if adjacency == "add_or_remove_one":
             raise ValueError(
                 f"Expected adjacency zero_out or replace_one with sampling {self.name!r}, because "
@@ -156,8 +156,8 @@ class Poisson(Sampling):
         if adjacency == "add_or_remove_one" and not self.nominal:
             raise ValueError(
                 "Expected a sampling probability that was fixed without looking at the data, for "
-                "adjacency add_or_remove_one: with lot_size over the number of examples, one "
-                "record more or less changes how all others are sampled. Pass adjacency='zero_out', or "
+                "adjacency add_or_remove_one: lot_size over the number of examples changes for all "
+                "records when one is added or removed. Pass adjacency='zero_out', or "
                 "fix a nominal number of examples N0 without looking at the data: nominal_examples=N0 "
                 "of make_lots and of train.py, num_examples=N0 and nominal=True of describe."
             )
@@ -211,7 +211,7 @@ class Shuffle(Sampling):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RandomAllocation(Sampling):
-    """Epochs in each of which every example is in one lot, drawn uniformly and by itself.
+    """Epochs in which every example is in one lot, drawn uniformly and independently.
 
     Class attributes:
       largest_random_order: Number of examples above which the order of an epoch is a keyed permutation.
@@ -226,7 +226,7 @@ class RandomAllocation(Sampling):
 
     @property
     def probability(self) -> float:
-        """Probability that an example is in a certain lot of an epoch."""
+        """Probability that an example is in a given lot of an epoch."""
         return 1 / self.steps_per_epoch
 
     @property
@@ -237,7 +237,7 @@ class RandomAllocation(Sampling):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _FreshLots(Sampling):
-    """Base class of the schemes that draw a lot of fixed size afresh in each step."""
+    """Base class of the schemes that draw a lot of fixed size independently in each step."""
 
     def of_groups(self, size: int) -> "Sampling":
         groups, drawn = -(-self.num_examples // size), -(-self.lot_size // size)
@@ -273,8 +273,8 @@ class FixedSize(_FreshLots):
 class Unknown(Sampling):
     """Batches drawn in an unknown way: each example may be once in every lot.
 
-    Nobody knows how many examples there are. `num_examples` is the number of rows for which an epoch
-    was planned, or the number in one batch. It matters for the claim only.
+    The number of examples is unknown. `num_examples` is the number of rows planned for an epoch, or
+    the number in one batch. Only the claim depends on it.
     """
 
     name: ClassVar[str] = "unknown"
@@ -286,7 +286,7 @@ class Unknown(Sampling):
 class OncePerEpoch(Unknown):
     """Batches of a user who declared that each example is at most once in every epoch.
 
-    What is proven is what holds for `Shuffle`, whose proof needs no random order.
+    The proof is the one of `Shuffle`, which needs no random order.
     """
 
     name: ClassVar[str] = "once_per_epoch"

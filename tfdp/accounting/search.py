@@ -1,15 +1,15 @@
-"""The guarantee of a search: of the best of several trainings on the same data.
+"""The guarantee of a search for the best of several trainings on the same data.
 
-Whoever looks at all trials and releases the best one has released all of them, so their costs add up.
-One thing helps: to draw the number of trials at random before the search, and to show nothing but the
-best. Then the release costs about as much as two or three trials, however many there are (Papernot and
+Choosing the best of all trials costs as much as releasing all of them, so their costs add up. The cost
+is smaller if the number of trials is drawn at random before the search, and only the best one is
+released. Then it is about that of two or three trials, however many there are (Papernot and
 Steinke 2022, "Hyperparameter tuning with Rényi differential privacy", Theorem 2). For a geometric
 number of mean m, and trials with Rényi divergences e(order),
 
     e(order) + 2 (1 - 1/o) e(o) + 2 log(m) / o + log(m) / (order - 1)
 
-bounds the divergence of the release, for every other order o. Trials count by the theorems about
-their neighbours, without group privacy.
+bounds the divergence of the release, for every other order o. The trials are analysed by the theorems
+about their neighbours, without group privacy.
 """
 
 import dataclasses
@@ -31,20 +31,20 @@ from tfdp.accounting.sentences import Declared
 _TAILS = 1e-9
 _ASSUMPTIONS = {
     "a number of trials by draw_trials": (
-        "The number of trials was drawn before the search, by draw_trials({mean:g}), and followed."
+        "The number of trials was drawn before the search, by draw_trials({mean:g}), and kept to."
     ),
     "settings drawn at random": (
-        "Each trial drew its settings at random, whatever other trials found, and none that could have "
-        "been drawn costs more than the dearest trial here."
+        "Each trial drew its settings at random, independently of the other results, and no setting "
+        "that could have been drawn costs more than the most expensive trial here."
     ),
     "only the best trial released": (
-        "Nothing but the best trial is released: not their number, the others or their ledgers."
+        "Only the best trial is released: not the number of trials, the others or their ledgers."
     ),
 }
 
 
 def draw_trials(mean: float) -> int:
-    """Draws a number of trials: geometric, from the operating system's entropy.
+    """Draws a geometric number of trials from the operating system's entropy.
 
     Args:
       mean: Mean of the number, above 1.
@@ -65,7 +65,7 @@ def of_random_search(
 ) -> Guarantee:
     """Proven guarantee of the best of a random number of trials, of mean `mean` (see `draw_trials`).
 
-    It is infinite, with a reason, if nothing finite is proven about a trial, each a sequence of runs.
+    Each trial is a sequence of runs. The result is infinite, with a reason, if one is unproven.
     """
     mean = _mean(mean)
     trials = in_equal_terms(trials)
@@ -103,7 +103,7 @@ def of_random_search(
 
 
 def _epsilon(divergences: np.ndarray, delta: float, missing: float) -> tuple[float, float]:
-    """(epsilon, order) where outcomes of probability `missing` are left out, under either neighbour.
+    """(epsilon, order) if outcomes of probability `missing` are left out, under either neighbour.
 
     They add up to (1 + e^epsilon) * missing to delta.
     """

@@ -1,4 +1,4 @@
-"""Tables of sentences: each row has a name, the condition under which it is said, and its words.
+"""Tables of sentences: each row has a name, the condition under which it applies, and its words.
 
 Conditions get the objects that a table is about. Words may have fields for `str.format`.
 """
@@ -31,17 +31,17 @@ def said(table: Table, *about: Any, **fields: Any) -> Iterator[tuple[str, str]]:
 
 
 def all_of(table: Table, *about: Any, **fields: Any) -> tuple[str, ...]:
-    """The sentences of all rows whose condition holds."""
+    """The sentences of all rows that apply."""
     return tuple(sentence for _, sentence in said(table, *about, **fields))
 
 
 def first_of(table: Table, *about: Any, **fields: Any) -> str:
-    """The sentence of the first row whose condition holds; empty if none does."""
+    """The sentence of the first row that applies; empty if none does."""
     return next((sentence for _, sentence in said(table, *about, **fields)), "")
 
 
 def always(*_: Any) -> bool:
-    """The condition of a row that is always said."""
+    """The condition of a row that always applies."""
     return True
 
 

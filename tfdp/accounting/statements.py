@@ -1,4 +1,4 @@
-"""The privacy statement: both guarantees in plain words, with what they do not cover.
+"""The privacy statement: both guarantees in plain words, and what they do not cover.
 
 It has four formats: five lines, or the whole text, for a terminal (`text`), a table for a notebook, a
 JSON record (`to_dict`) and a section of a model card (`markdown`).
@@ -30,18 +30,18 @@ _FIXED_SEARCH = Declared(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Statement:
-    """Everything that a reader has to know about the privacy of some trained weights.
+    """Statement about the privacy of trained weights: guarantees, assumptions and limits.
 
     Attributes:
-      verdict: How strong the protection is, in words; or why there is none.
-      executed: One sentence for each different run that was executed, or planned.
+      verdict: The strength of the protection in words, or why there is none.
+      executed: One sentence for each different run that was executed or planned.
       released: The released values that the guarantees are about.
       neighbours: The neighbouring relation of the proven guarantee, in words.
       claimed, proven: The two guarantees.
       meaning: Sentences that explain the numbers, by topic: one of `meaning.MEANING`, or "search".
-      assumptions: Sentences that have to be true for the proven guarantee to hold.
+      assumptions: The assumptions of the proven guarantee.
       not_covered: What the guarantees do not cover.
-      planned: Whether the runs were described, and not counted by a ledger while they were executed.
+      planned: Whether the runs were only described, and not counted by a ledger during training.
 
     Example:
       >>> from tfdp.accounting import Statement, describe
@@ -74,10 +74,10 @@ class Statement:
         """Makes the statement of one run, or of several on the same data.
 
         Args:
-          runs_or_run: What is `planned`, such as the result of `describe`, or what a ledger counted.
+          runs_or_run: A plan, such as the result of `describe`, or the runs that a ledger counted.
           delta: Probability in (0, 1).
           adjacency: Neighbouring relation of the proven guarantee.
-          planned: Whether it says that these are plans, and no run that tfdp has seen.
+          planned: Whether the runs are plans that tfdp has not executed.
         """
         runs = [runs_or_run] if isinstance(runs_or_run, Run) else check_runs(runs_or_run)
         proven = proven_composition(runs, delta, adjacency)
@@ -99,8 +99,8 @@ class Statement:
           trials: The ledger of each training on the same data.
           delta: Probability in (0, 1).
           adjacency: Neighbouring relation of the proven guarantee.
-          random_trials: Mean with which `draw_trials` drew the number of trials before the search, if
-            nothing but the best of them is released. None composes all trials.
+          random_trials: The mean passed to `draw_trials` before the search, if only the best trial is
+            released. None composes all trials.
 
         Example:
           >>> from tfdp.accounting import Ledger, Statement, describe
@@ -135,7 +135,7 @@ class Statement:
     def from_guarantees(
         cls, runs: Sequence[Run], claimed: Guarantee, proven: Guarantee, *, planned: bool = True
     ) -> "Statement":
-        """Makes the statement of runs whose guarantees the caller has computed already."""
+        """Makes the statement of runs from guarantees that are already computed."""
         facts = Facts(runs, claimed, proven)
         return cls(
             verdict=first_of(VERDICT, facts, f=facts),
@@ -159,12 +159,12 @@ class Statement:
         return {name: [*v] if isinstance(v, tuple) else v for name, v in parts.items()}
 
     def rows(self) -> list[tuple[str, str]]:
-        """Returns the statement in five rows or fewer, each a heading and words."""
+        """Returns the statement as at most five (heading, text) rows."""
         trained = (
             self.executed[0] if len(self.executed) == 1 else f"{len(self.executed)} trainings."
         )
         plan = " This is a plan: nothing is trained yet." if self.planned else ""
-        basis = f"{'if trained as planned' if self.planned else 'of what was trained'}: {trained}"
+        basis = f"{'if trained as planned' if self.planned else 'for this training'}: {trained}"
         confirm = "; ".join(each.name for each in self.assumptions if isinstance(each, Declared))
         covered = f"Not covered: {NOT_COVERED_SHORT}" if self.not_covered else ""
         rows = [
@@ -183,12 +183,12 @@ class Statement:
         """Returns the statement as text for a terminal.
 
         Args:
-          full: Whether it has all assumptions, explanations and limits, or five lines.
-          more: What the reader has to do to see the full one.
+          full: True for all assumptions, explanations and limits; False for five lines.
+          more: The instruction, shown to the reader, for getting the full text.
         """
         lines = [f"{name + ':':9} {words}" for name, words in self.rows()]
         if not full:
-            lines[-1] += f" Everything at length: {more}."
+            lines[-1] += f" For details: {more}."
             return "\n".join(lines)
         about = " about a plan: tfdp has trained nothing" if self.planned else ""
         lines = [f"Privacy statement{about}", *lines]
@@ -247,7 +247,7 @@ def figure(guarantee: Guarantee) -> str:
 
 
 def _of_the_best(trials, delta, adjacency, mean):
-    """The statement of the best of a random number of trials, which does not tell that number."""
+    """The statement of the best of a random number of trials, which does not reveal that number."""
     runs = [ledger.runs for ledger in trials]
     proven = of_random_search(runs, delta, adjacency, mean)
     claimed = max(
@@ -261,14 +261,14 @@ def _of_the_best(trials, delta, adjacency, mean):
         released=f"The best training only, with {said.released}",
         meaning=said.meaning
         | {
-            "comparison": "Claimed is for one training by itself, as papers report the best of many.",
+            "comparison": "Claimed is for one training only, as if the best of many were the only one.",
             "search": "The number of trainings, the others and their ledgers stay secret.",
         },
     )
 
 
 class StatementText(str):
-    """The text of a statement, which a notebook shows as the table of its rows."""
+    """The text of a statement, which notebooks show as a table."""
 
     html: str
 
@@ -291,14 +291,14 @@ def statement(
     planned: bool = True,
     full: bool = False,
 ) -> str:
-    """The text of `Statement.of`: five lines, or with `full` all assumptions, reasons and limits.
+    """Text of `Statement.of`: five lines, or with `full` all assumptions, explanations and limits.
 
     Args:
       runs_or_run: One run, or all runs on the same data.
       delta: Probability in (0, 1).
       adjacency: "zero_out", "replace_one" or "add_or_remove_one".
-      planned: Whether the runs are a plan, of which nothing was executed.
-      full: Whether the text is the full one.
+      planned: Whether the runs are plans that tfdp has not executed.
+      full: Whether to return the full text.
 
     Example:
       >>> from tfdp.accounting import describe, statement
@@ -306,9 +306,9 @@ def statement(
       ...                noise_multiplier=4.0)
       >>> print(statement(run, delta=1e-4))
       Verdict:  Moderate protection of each record against anyone who sees the weights, ...
-      Attacker: Starting at 50:50, an observer ends at most 75.9% sure whether a record was used, ...
+      Attacker: An observer who starts at 50:50 ends at most 75.9% sure whether a record was used, ...
       Proven:   epsilon 1.145 at delta 0.0001 (zero_out), if trained as planned: dpsgd, 20 steps ...
       Claimed:  epsilon ...
-      Confirm:  initial weights independent of these data; ... Everything at length: full=True.
+      Confirm:  initial weights independent of these data; ... For details: full=True.
     """
     return StatementText.of(Statement.of(runs_or_run, delta, adjacency, planned=planned), full)

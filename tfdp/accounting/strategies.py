@@ -5,7 +5,7 @@ With C = sum_j c_j S^j (S is the shift by one step) the noise of step t is
 
     y_t = (z_t - sum_{j >= 1} c_j y_{t-j}) / c_0,
 
-so a strategy with few bands needs the last bands - 1 values of y only. Releasing G + C^-1 z is as
+so a strategy with few bands needs only the last bands - 1 values of y. Releasing G + C^-1 z is as
 private as releasing C G + z, which gives the sensitivity. The noise on the sum of the first t releases
 (to which the weights are exposed) is row t of B z, where B = A C^-1 and A is the matrix of prefix sums.
 
@@ -143,7 +143,7 @@ def optimized(steps: int, bands: int | None, objective: str = "mean") -> np.ndar
     one_of("objective", objective, OBJECTIVES)
     steps = whole("steps", steps, 1)
     bands = whole("bands", bands, 1, steps, remedy="Pass at most as many as there are steps.")
-    assert bands is not None  # which `whole` refuses
+    assert bands is not None  # `whole` raises for None
     start = sqrt_coefficients(bands)
     # Weight of the square of entry i of B's first column in the error: the share of the rows of B
     # that contain it for "mean", and 1 for "max", because the last row contains every entry.

@@ -1,7 +1,7 @@
-"""TensorFlow Privacy's accounting functions under their own names and arguments.
+"""TensorFlow Privacy's accounting functions, with their names and arguments.
 
-Their arguments do not say how lots were drawn, on which everything that is proven depends. So the
-statement names the ways in which lots may have been drawn, with what is proven for each.
+Their arguments do not say how lots were drawn, although every proof depends on it. So the statement
+lists the possible ways, with the proven epsilon of each.
 """
 
 import math
@@ -22,8 +22,8 @@ _CONDITIONS = {
     "claimed": "claimed (formula of 2020, any lots):",
 }
 _ADVICE = (
-    "tf.data's shuffle(...).batch(...) draws no Poisson lots. It is the second case, if the order "
-    "does not depend on their contents. tfdp's fit(x, y) really draws Poisson lots, and its "
+    "tf.data's shuffle(...).batch(...) does not draw Poisson lots. It is the second case, if the order "
+    "does not depend on the contents. tfdp's fit(x, y) draws Poisson lots, and its "
     "model's own statement is about what was executed."
 )
 _MICROBATCHES = (
@@ -46,8 +46,8 @@ def compute_dp_sgd_privacy_statement(
 ) -> str:
     """Privacy statement of DP-SGD from TensorFlow Privacy's arguments, for each way of drawing lots.
 
-    A table of what is proven for Poisson lots, for epochs and for an unknown order, and of what the
-    formula of 2020 claims; then the full statement for Poisson lots.
+    A table of the proven epsilon for Poisson lots, for epochs and for an unknown order, and of the
+    epsilon claimed by the formula of 2020, followed by the full statement for Poisson lots.
 
     Args:
       number_of_examples: Public number of examples.
@@ -81,18 +81,18 @@ def compute_dp_sgd_privacy_statement(
     about = (
         f"DP-SGD with {number_of_examples} examples, lots of {batch_size}, noise multiplier "
         f"{noise_multiplier:g}, {num_epochs:g} epochs, {'with' if several else 'without'} "
-        "microbatches of several examples, as the arguments say: nothing here has seen the training. "
-        "All epsilons are for one record that is replaced by one that contributes nothing (zero_out), "
-        f"at delta = {delta:g}, and for all weights along the way."
+        "microbatches of several examples, according to the arguments: tfdp did not see the training. "
+        "All epsilons are for one record replaced by one that contributes nothing (zero_out), "
+        f"at delta = {delta:g}, and cover all intermediate weights."
     )
     lines = [*textwrap.wrap(about, 96), "", *_table(found | {"claimed": claim})]
     if users is not None:
-        lines += ["", f"For all examples of one user together, who has at most {users}:"]
+        lines += ["", f"For all examples of one user together (at most {users}):"]
         lines += _table({n: proven(run.for_users(users), delta) for n, run in runs.items()})
     for paragraph in (_ADVICE, *([_MICROBATCHES] if several else [])):
         lines += ["", *textwrap.wrap(paragraph, 96)]
     statement = Statement.from_guarantees([runs["poisson"]], claim, found["poisson"])
-    last = "What follows is proven if lots were drawn by Poisson sampling, and not otherwise."
+    last = "The following is proven only if lots were drawn by Poisson sampling."
     return "\n".join([*lines, "", last, "", statement.text(full=True)]) + "\n"
 
 
@@ -127,13 +127,13 @@ def compute_dp_sgd_privacy(
 
 
 def _runs(examples, batch_size, epochs, noise_multiplier, delta, microbatch_size) -> dict[str, Run]:
-    """The run for each way of drawing lots, after validation under the arguments' own names."""
+    """The run for each way of drawing lots, with errors that name the public arguments."""
     whole("number_of_examples", examples, 1)
     whole("batch_size", batch_size, 1, examples)
     positive("num_epochs", epochs)
     check_delta(delta)
     steps = math.ceil(epochs * examples / batch_size - 1e-9)
-    # Whole epochs, so that an example takes part as often as there are epochs that were begun.
+    # Epochs are rounded up, since an example takes part in every epoch that was begun.
     of_epochs = math.ceil(epochs) * (examples // batch_size)
     return {
         name: describe(

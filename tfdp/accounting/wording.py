@@ -9,7 +9,7 @@ from tfdp.accounting.run import Run
 from tfdp.accounting.sampling import Unknown
 from tfdp.accounting.sentences import Table, all_of, always, mechanism_is, sampling_is
 
-# What a guarantee is about: the first row that holds of a run.
+# The released values of a run: the first row that applies.
 RELEASED: Table = {
     "no privacy": (mechanism_is(NoMechanism), "weights trained without privacy"),
     "means": (
@@ -122,14 +122,14 @@ EXECUTED: Table = {
 
 
 def executed(runs: Iterable[Run]) -> tuple[str, ...]:
-    """The sentences about runs that were executed; equal ones once, with their number."""
+    """The sentences about executed runs; equal ones appear once, with their number."""
     counts = collections.Counter(map(_executed, runs))
     return tuple(f"{n} times: {each}" if n > 1 else each for each, n in counts.items())
 
 
 def _executed(run: Run) -> str:
     if isinstance(run.mechanism, NoMechanism) and run.sampling.num_examples == 1:
-        # A run that stands for unaccounted training; only its reason is known.
+        # A run that stands for unaccounted training has only a reason.
         return run.mechanism.reason
     tables = {
         name: noise_tables.words(value, run.steps)

@@ -1,8 +1,8 @@
-"""Audits: attacks that refute a stated epsilon which is too small, and never one that is true.
+"""Audits: attacks that can refute a stated epsilon that is too small, but not a true one.
 
-An audit trains with canaries, examples that a coin includes or leaves out, and guesses from what is
-released which were included. The better the guesses, the larger the epsilon that the training must
-have. `docs/audit.md` says what an audit can and cannot say.
+An audit trains with canaries, examples that a coin flip includes or leaves out, and guesses from the
+release which were included. The better the guesses, the larger the epsilon of the training must
+be. `docs/audit.md` explains what an audit can and cannot show.
 
     python -m tfdp.auditing --mechanism=dpsgd --epsilon=2
     python -m tfdp.auditing --flagfile=flags/audit/si_dpsgd_claimed.cfg

@@ -1,11 +1,11 @@
-"""Command line: `python -m tfdp.auditing` with the settings of train.py, and those of the audit.
+"""Command line: `python -m tfdp.auditing` with the settings of train.py and of the audit.
 
     python -m tfdp.auditing --mechanism=dpsgd --epsilon=2
     python -m tfdp.auditing --flagfile=flags/audit/si_dpsgd_claimed.cfg --plot=audit.png
     python -m tfdp.auditing membership --mechanism=dpsgd --epsilon=2 --plot=membership.png
 
-`membership` shows what an attacker gets who sees the released model only. The exit status is 1 if the
-guarantee that --guarantee asks for is refuted, 0 if it stands, and 2 if there was no audit.
+`membership` attacks with access to the released model only. The exit status is 1 if the guarantee
+named by --guarantee is refuted, 0 if it stands, and 2 if there was no audit.
 """
 
 import dataclasses
@@ -25,17 +25,17 @@ from tfdp.experiments import command, console
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """Flags of this command that are no settings of the training."""
+    """Flags of this command that are not settings of the training."""
 
     canaries: int = setting("The number of canaries in each training.", 500, group="Audit")
     runs: int = setting("The number of trainings.", 1)
     guesses: int | None = setting(
-        "The number of canaries that are guessed in each training, the surest ones. Choose it before "
-        "you see results. By default half of up to 50 canaries, a quarter of up to 200, a tenth above."
+        "The number of guesses in each training, for the clearest scores. Fix it before you see "
+        "results. By default half of up to 50 canaries, a quarter of up to 200, a tenth above."
     )
     observe: str = setting(
-        "What the attacker sees: the weights after every step, as proven guarantees assume, or those "
-        "of the last step.",
+        "The releases that the attacker sees: the weights after every step, as proven guarantees "
+        "assume, or those of the last step.",
         "every",
         choices=("every", "last"),
     )
@@ -52,14 +52,14 @@ class Options:
 
 
 OPTIONS = settings_of(Options)
-# The group of flags that a task does not use.
+# For each task, the group of flags that it does not use.
 _UNUSED = {"audit": "Membership", "membership": "Audit"}
 define(OPTIONS)
 command.define(sweeps=False)
 
 
 def _task(arguments: list[str]) -> str:
-    """The task, "audit" or "membership"; ValueError for a flag that it does not use."""
+    """The task, "audit" or "membership". Raises ValueError for a flag that it does not use."""
     task = arguments[1] if arguments[1:] else "audit"
     if arguments[2:] or task not in _UNUSED:
         meant = did_you_mean(task, _UNUSED)
@@ -82,18 +82,18 @@ def main(argv: list[str]) -> int:
     except (ValueError, OSError, DataUnavailable) as error:
         return console.refuse(error)
     except Exception:
-        # Not Python's own status 1, which would say that something was refuted.
+        # Not Python's own status 1, which would mean that an epsilon was refuted.
         traceback.print_exc()
         return 2
 
 
 def _done(task: str, point: command.Point, options: Options) -> int:
-    """Does the task and returns the exit status."""
+    """Performs the task and returns the exit status."""
     if options.plot is not None:
         plot.check(options.plot)
     for path in [Path(file) for file in (options.json, options.plot) if file]:
         if not os.access(path.parent, os.W_OK) or path.is_dir():
-            raise ValueError(f"{path} cannot be written. Name a file in a folder that can be.")
+            raise ValueError(f"{path} cannot be written. Choose a file in a writable folder.")
     if point.read:
         print(f"Settings: {', '.join(point.read)}", flush=True)
     from tfdp.experiments.audited import attack_experiment, audit_experiment, write

@@ -1,7 +1,7 @@
-"""Lower bounds on epsilon from what an attack got right, each a statistical test turned round.
+"""Lower bounds on epsilon from the results of an attack, by inverting statistical tests.
 
 Every bound is the largest epsilon that its test refutes: if the true epsilon is at most that, results
-as good as those seen have a probability of at most 1 - confidence. Everything here is NumPy and SciPy.
+at least as good have a probability of at most 1 - confidence. This module needs only NumPy and SciPy.
 
 Sources: Steinke, Nasr, Jagielski 2023 (one run); Jagielski, Ullman, Oprea 2020 and Nasr et al. 2021
 (many runs).
@@ -16,19 +16,19 @@ from scipy import optimize, stats
 from tfdp._validate import fraction, whole
 from tfdp.accounting.guarantee import check_delta
 
-# No audit of fewer than e^40 canaries shows a larger epsilon.
+# No audit with fewer than e^40 canaries can show a larger epsilon.
 _MOST = 40.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LowerBound:
-    """A lower bound on epsilon, and what it was computed from.
+    """A lower bound on epsilon, with the counts that it was computed from.
 
     Attributes:
-        epsilon: the bound; 0 if nothing was shown.
+        epsilon: the bound; 0 if the attack shows nothing.
         delta: probability in (0, 1).
-        confidence: probability, in (0, 1), with which a true statement is not contradicted.
-        ceiling: the bound that an attack without any error would have given.
+        confidence: probability in (0, 1) that a true epsilon is not refuted.
+        ceiling: the bound that an attack without errors would have given.
         counts: numbers of guesses or of runs, by name.
 
     Example:
@@ -48,10 +48,10 @@ class LowerBound:
 def one_run(
     correct: int, guesses: int, canaries: int, *, delta: float, confidence: float = 0.95
 ) -> LowerBound:
-    """A lower bound from one run, or from several runs taken together, with many canaries in each.
+    """A lower bound from one run with many canaries, or from several such runs taken together.
 
-    It rests on two conditions: each canary was included with probability 1/2, independently of all
-    others, and the number of guesses was fixed beforehand. Nothing is assumed about the training.
+    It requires that each canary was included with probability 1/2, independently of all others, and
+    that the number of guesses was fixed beforehand. It assumes nothing about the training.
 
     Args:
         correct: number of guesses ("was included", "was not") that were right.
@@ -90,9 +90,9 @@ def one_run(
 def _p_value(correct, guesses, canaries, epsilon, delta) -> float:
     """Probability of at least `correct` right guesses under (epsilon, delta)-DP, from above.
 
-    Under pure DP each guess is right with probability at most q = e^epsilon / (1 + e^epsilon) whatever
-    the others were, so the number is at most binomial; delta adds what the second term bounds (Steinke
-    et al. 2023).
+    Under pure DP, each guess is right with probability at most q = e^epsilon / (1 + e^epsilon), for all
+    outcomes of the others, so their number is at most binomial; the second term bounds the effect of
+    delta (Steinke et al. 2023).
     """
     q = 1.0 / (1.0 + math.exp(-epsilon))
     tail = float(stats.binom.sf(correct - 1, guesses, q))
@@ -102,10 +102,10 @@ def _p_value(correct, guesses, canaries, epsilon, delta) -> float:
 
 
 def usual_guesses(canaries: int) -> int:
-    """Number of guesses where the user fixes none: fewer where there are many canaries.
+    """Default number of guesses: a smaller share of more canaries.
 
-    Abstaining from the middle scores makes the rest surer. The fractions were chosen by simulation of
-    SI-DPSGD's last weights; they are fixed so that nobody chooses them after having seen scores.
+    Abstaining from middle scores makes the other guesses more accurate. The fractions were chosen by
+    simulating SI-DPSGD's last weights; they are fixed so that nobody chooses them after seeing scores.
     """
     share = 2 if canaries <= 50 else 4 if canaries <= 200 else 10
     return max(1, canaries // share)
@@ -120,11 +120,11 @@ def many_runs(
     delta: float,
     confidence: float = 0.95,
 ) -> LowerBound:
-    """A lower bound from independent runs with and without one record, such as those of a nightly test.
+    """A lower bound from independent runs with and without one record, such as a nightly test's.
 
-    Both rates are bounded by intervals of Clopper and Pearson (1934), each with half of the error. The
-    runs are independent, with one law each for included and absent, and the threshold of the attack
-    was fixed beforehand.
+    Both rates are bounded by Clopper-Pearson intervals (1934), each with half of the error. The runs
+    with the record have to be independent and identically distributed, and so do the others; the
+    threshold of the attack has to be fixed beforehand.
 
     Args:
         true_positives: number of the `included` runs with the record in which the attack said so.

@@ -1,8 +1,8 @@
-"""Canaries: training examples that an audit includes or leaves out by the toss of a coin.
+"""Canaries: training examples that an audit includes or leaves out by coin flips.
 
-A *world* is one draw of the coins. It changes a model and its data for one training: an included canary
-is in the data as itself, an absent one as a null record that contributes nothing. So two worlds that
-differ in one coin are zero_out neighbours, and both have the same number of records.
+A *world* is one outcome of the flips. It changes a model and its data for one training: an included
+canary is in the data, and an absent one is replaced by a null record that contributes nothing. So two
+worlds that differ in one coin are zero_out neighbours, and both have the same number of records.
 """
 
 import keras
@@ -18,35 +18,35 @@ _WEIGHTS = "canary_weights"
 
 
 def seed_of(purpose: bytes, seed: int, run: int) -> list[int]:
-    """The seed of the coins of one training, apart from what a user draws with the same seed."""
+    """The seed of one training's coins, independent of other draws from the same user seed."""
     return [int.from_bytes(purpose), seed, run]
 
 
 def toss(count: int, seed, included=None) -> np.ndarray:
-    """A fair coin for each canary, bool [count]; `included` are the coins themselves, if given."""
+    """Fair coin flips, bool [count]; or `included`, if the outcomes are given."""
     if included is None:
         return np.random.default_rng(seed).random(count) < 0.5
     included = np.asarray(included, bool)
     if included.shape != (count,):
         raise ValueError(
-            f"Expected included to hold {count} booleans. Received shape {included.shape}."
+            f"Expected included to have {count} booleans. Received shape {included.shape}."
         )
     return included
 
 
 class DiracCanaries:
-    """Canaries whose gradient is one reserved weight: the strongest that a clip norm allows.
+    """Canaries whose gradient is a single reserved weight: the strongest that clipping allows.
 
-    The audited model gets an input more, which says of each row which canary it is, and an embedding
-    with one weight for each canary. The gradient of an included canary is a multiple of the unit
-    vector of its weight, clipped to the clip norm; no other example has a gradient there. The rest of
-    the model trains as it would, and every mechanism treats the reserved weights as it treats all
-    others. Only a loss without a gradient at the canaries' rows silences them, such as a hinge loss
-    that is satisfied, or one that is saturated. Further weights stay blank: they show the noise alone.
+    The audited model gets another input, which tells which canary a row is, and an embedding with one
+    weight for each canary. The gradient of an included canary is a multiple of the unit vector of its
+    weight, clipped to the clip norm; no other example has a gradient there. The rest of the model
+    trains as usual, and every mechanism treats the reserved weights like all others. Canaries are
+    silent only where the loss has no gradient at their rows, such as a satisfied hinge loss or a
+    saturated loss. Further weights stay blank: they show only the noise.
 
     Args:
         count: number of canaries, at least 1. About half of them are included.
-        blanks: number of weights that no example ever touches.
+        blanks: number of weights that no example ever changes.
 
     Example:
         >>> import numpy as np
@@ -62,9 +62,9 @@ class DiracCanaries:
         self.blanks = whole("blanks", blanks, 0)
 
     def world(self, seed: int, included=None) -> "DiracWorld":
-        """Draws which canaries are included: by coins of a seed, or as `included` says, bool [count].
+        """Draws the included canaries from a seed; or `included` sets them, bool [count].
 
-        Anyone who knows the seed knows the coins, so it is part of no release.
+        Anyone who knows the seed knows the coins, so do not release it.
         """
         return DiracWorld(toss(self.count, seed, included), self.blanks)
 
@@ -74,7 +74,7 @@ class DiracWorld:
 
     Attributes:
         included: bool [canaries].
-        callbacks: Keras callbacks that `fit` has to get for the released weights of every step to be
+        callbacks: Keras callbacks to pass to `fit`, so that the released weights of every step are
             observed; without them, only those of the last step are.
     """
 
@@ -84,13 +84,13 @@ class DiracWorld:
         self._blanks = blanks
 
     def model(self, base: keras.Model) -> keras.Model:
-        """A model with the reserved weights around `base`, to be made private, compiled and fitted.
+        """Adds the reserved weights to `base`; make the result private, compile and fit it.
 
         Args:
             base: a built Keras model.
 
         Raises:
-            ValueError: the inputs of the model are not known, or it is private already.
+            ValueError: the inputs of the model are unknown, or it is already private.
 
         Returns:
             A functional model. Its inputs are those of `base` and, as the last one (or under the name
@@ -98,15 +98,15 @@ class DiracWorld:
         """
         if isinstance(base, PrivateTraining):
             raise ValueError(
-                "Expected a model that is not private yet, since the canaries' weights become part of "
-                "it. Received a private one. Call tfdp.make_private(world.model(model))."
+                "Expected a model that is not private yet, because the reserved weights become part "
+                "of it. Received a private one. Call tfdp.make_private(world.model(model))."
             )
         try:
             given = input_structure(base)
         except (AttributeError, ValueError) as error:
             raise ValueError(
                 f"Expected a functional or Sequential model with Input layers. Received {base.name!r}, "
-                "whose inputs are not known. Wrap it: x = keras.Input(shape); "
+                "whose inputs are unknown. Wrap it: x = keras.Input(shape); "
                 "keras.Model(x, model(x)); or audit with ExampleCanaries, which change no model."
             ) from error
         if isinstance(given, (list, tuple)) and len(given) == 1:
@@ -131,10 +131,10 @@ class DiracWorld:
         return keras.Model(_with(inputs, number), outputs, name=f"{base.name}_with_canaries")
 
     def data(self, x, y, sample_weight=None):
-        """(x, y) or (x, y, sample_weight) of a training with the canaries first; weights default to 1.
+        """Returns (x, y) or (x, y, sample_weight) with the canaries first; weights default to 1.
 
-        Schemes that leave out the end of the data keep them there. They have features and labels of the
-        first examples, which have no effect: their number, the last part of x, decides the gradient.
+        Schemes that drop the end of the data keep the canaries. They have features and labels of the
+        first examples, without effect: their number, the last part of x, determines the gradient.
         """
         x, y = _as_array(x), _as_array(y)
         count = len(self.included)
@@ -156,19 +156,19 @@ class DiracWorld:
         return _with(x, numbers), y, keras.tree.map_structure(weighted, sample_weight)
 
     def inputs(self, x):
-        """Examples `x` that are no canaries, as inputs of the model that `self.model` made."""
+        """Returns examples `x`, none of them canaries, as inputs of the model from `self.model`."""
         rows = len(keras.tree.flatten(x)[0])
         return _with(x, np.full((rows, 1), len(self.included), "int32"))
 
     def attack(self, model, observe: str) -> Scores:
-        """The scores that an attacker gives the canaries of a trained model that `self.model` made.
+        """The attacker's scores of the canaries for a trained model from `self.model`.
 
-        `observe` is "every" release, or the "last" one; raises ValueError for another model.
+        `observe` is "every" release or the "last" one. Raises ValueError for another model.
         """
         if _WEIGHTS not in [layer.name for layer in model.layers]:
             raise ValueError(
-                f"Expected the model that world.model made. Received {model.name!r}, which has no "
-                "weights of the canaries. In train, begin with model = world.model(model)."
+                f"Expected the model from world.model. Received {model.name!r}, which has no "
+                "reserved weights. In train, begin with model = world.model(model)."
             )
         count, seen = len(self.included), self.observed(model)
         canaries, blanks = seen[:, :count], seen[:, count:]
@@ -182,7 +182,7 @@ class DiracWorld:
         return len(self.callbacks[0].seen)
 
     def seen(self, observe: str) -> str:
-        """What `attack` sees, in words."""
+        """Description of what `attack` sees."""
         if observe == "last" or self.steps_seen < 2:
             return "the weights at the end"
         return f"{self.steps_seen:,} released weights along the training"
@@ -190,7 +190,7 @@ class DiracWorld:
     def observed(self, model) -> np.ndarray:
         """The released values of canaries and blanks: float64 [releases, canaries + blanks].
 
-        The last row holds the weights of the trained `model` as they are; the rows before, those that
+        The last row has the current weights of the trained `model`; the rows before have those that
         the callback saw after every step.
         """
         seen, last = [*self.callbacks[0].seen], _reserved_weights(model)
@@ -201,7 +201,7 @@ class DiracWorld:
 
 
 def _as_array(values):
-    """A list of numbers, which Keras takes for one array, as an array."""
+    """Converts a list of numbers, which Keras treats as one array, to an array."""
     if isinstance(values, (list, tuple)) and values and np.ndim(values[0]) == 0:
         return np.asarray(values)
     return values
@@ -219,7 +219,7 @@ def _reserved_weights(model) -> np.ndarray:
 
 
 class _Transcript(keras.callbacks.Callback):
-    """Keeps the reserved weights after every step; it reads weights and changes none."""
+    """Records the reserved weights after every step, without changing any weights."""
 
     def __init__(self):
         super().__init__()

@@ -1,13 +1,13 @@
-"""Membership inference on released models: what an attacker who sees only the last model gets.
+"""Membership inference on released models, by an attacker who sees only the last model.
 
-Two attacks on examples that a coin includes or leaves out:
+Two attacks on examples that a coin flip includes or leaves out:
 
 * the loss threshold (Yeom et al. 2018): examples with a small loss were included;
-* the likelihood ratio LiRA (Carlini et al. 2022): shadow models, trained with coins drawn anew,
-  show the confidence in an example where it was and where it was not included.
+* the likelihood ratio LiRA (Carlini et al. 2022): shadow models, trained with new coin flips,
+  show the confidence in an example with and without it in the training data.
 
-An audit with Dirac canaries is far stronger. This is for the person who wants to know what a realistic
-attacker gets from real examples.
+An audit with Dirac canaries is far stronger. Use this one to learn what a realistic attacker can
+infer about real examples.
 """
 
 import dataclasses
@@ -23,22 +23,22 @@ from tfdp.auditing.canaries import seed_of, toss
 from tfdp.auditing.running import trained
 from tfdp.auditing.scores import Scores
 
-# The least standard deviation of confidences: with few shadow models, some would seem to have none.
+# The least standard deviation of confidences: with few shadow models, some would seem to be constant.
 _LEAST_SPREAD = 1e-3
 # False positive rates of the report.
 _RATES = (0.001, 0.01, 0.1)
 
 
 class ExampleCanaries:
-    """Examples of a user's own data, each included or left out by a coin.
+    """A user's own examples, each included or left out by a coin flip.
 
-    An absent example takes its place with weight zero, so worlds are zero_out neighbours.
+    An absent example keeps its place with weight zero, so worlds are zero_out neighbours.
 
     Args:
         x: array, or structure of arrays [examples, ...].
         y: array of integer labels [examples], or [examples, 1].
-        rows: int array [examples], where these examples are in the data that `ExampleWorld.data` gets,
-            which leaves them out there; None if they are not among these.
+        rows: int array [examples]: the indices of these examples in the data that is passed to
+            `ExampleWorld.data`, which removes them there; None if that data does not contain them.
 
     Raises:
         ValueError: the lengths differ, or two examples have the same row.
@@ -63,7 +63,7 @@ class ExampleCanaries:
             raise ValueError(
                 "Expected examples and one integer label for each of them, an array of shape "
                 f"(examples,). Received lengths {sorted(lengths)} and labels of shape {self.y.shape}. "
-                "Of one-hot labels take y.argmax(axis=1)."
+                "Convert one-hot labels by y.argmax(axis=1)."
             )
         self.rows = np.zeros(0, int) if rows is None else np.asarray(rows, int)
         if rows is not None and len({row for row in self.rows.tolist() if row >= 0}) != self.count:
@@ -73,13 +73,13 @@ class ExampleCanaries:
             )
 
     def world(self, seed, included=None) -> "ExampleWorld":
-        """Draws which examples are included; arguments as in `DiracCanaries.world`."""
+        """Draws the included examples; arguments as in `DiracCanaries.world`."""
         return ExampleWorld(self, toss(self.count, seed, included))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ExampleWorld:
-    """One draw of `ExampleCanaries`: which of them are included, bool [canaries]."""
+    """One draw of `ExampleCanaries`; `included` is bool [canaries]."""
 
     canaries: ExampleCanaries
     included: np.ndarray
@@ -87,11 +87,11 @@ class ExampleWorld:
     callbacks = ()
 
     def model(self, base: keras.Model) -> keras.Model:
-        """Returns `base`: examples need no change of the model."""
+        """Returns `base` unchanged."""
         return base
 
     def inputs(self, x):
-        """Returns `x`: examples need no change of the inputs."""
+        """Returns `x` unchanged."""
         return x
 
     def attack(self, model, observe: str) -> Scores:
@@ -99,14 +99,14 @@ class ExampleWorld:
         return Scores(log_odds(model, self.canaries.x, self.canaries.y), self.included)
 
     def seen(self, observe: str) -> str:
-        """What `attack` sees, in words."""
+        """Description of what `attack` sees."""
         return "the confidence of the model at the end"
 
     def data(self, x=None, y=None):
         """Returns (x, y, sample_weight) of a training: the canaries, then other examples.
 
-        Other examples x, y (None for none) are always included, but for the canaries' own `rows` of
-        them. Raises ValueError if the canaries are not at their rows of `x`.
+        Other examples x, y (None for none) are always included, except those at the canaries' own
+        `rows`. Raises ValueError if the canaries are not at their rows of `x`.
         """
         own, weight = self.canaries, self.included.astype("float32")
         if x is None:
@@ -115,7 +115,7 @@ class ExampleWorld:
         there = first[own.rows[own.rows < len(first)]]
         if len(own.rows) and not np.array_equal(there, mine):
             raise ValueError(
-                f"Expected the examples themselves at their rows of the {len(first)} given ones. Found "
+                f"Expected the examples at their rows of the {len(first)} given ones. Found "
                 "others. Pass the data that the canaries were taken from, in the same order."
             )
 
@@ -152,11 +152,11 @@ def log_odds(model, x, y) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Membership:
-    """What black-box attacks found out.
+    """The results of black-box attacks.
 
     Attributes:
         attacks: scores of all examples in all models, by the name of the attack: "loss" and "lira".
-        guarantee: the proven guarantee of each training, or None if the models state none.
+        guarantee: the proven guarantee of each training; None if the models are not private.
         models: number of models.
 
     Example:
@@ -181,18 +181,18 @@ class Membership:
 
     @property
     def examples(self) -> int:
-        """Number of examples that coins included or left out."""
+        """Number of examples that coin flips included or left out."""
         return len(next(iter(self.attacks.values())).values) // self.models
 
     @property
     def title(self) -> str:
-        """What was attacked, in words."""
+        """Description of what was attacked."""
         models = "1 model" if self.models == 1 else f"{self.models} models"
         return f"Membership of {self.examples:,} examples in {models}"
 
     @property
     def rates(self) -> dict[float, dict[str, float]]:
-        """True positive rates of the attacks, and the rate "allowed", by false positive rate."""
+        """True positive rates of the attacks, and the "allowed" rate, by false positive rate."""
         found = {}
         for fpr in _RATES:
             found[fpr] = {name: scores.tpr_at(fpr) for name, scores in self.attacks.items()}
@@ -234,15 +234,15 @@ def membership_inference(
     confidence: Callable = log_odds,
     seed: int = 0,
 ) -> Membership:
-    """Trains models, attacks each of them with all others as shadow models, and pools the scores.
+    """Trains models, attacks each with the others as shadow models, and pools the scores.
 
     Args:
         train: a function of an `ExampleWorld` that trains on `world.data(...)` and returns the model.
         canaries: the examples, a few hundred or more.
-        models: number of models, at least 4; with 16 or more LiRA is as strong as it is known to be.
-        delta: the delta of the guarantee that is reported, in (0, 1).
-        confidence: a function (model, x, y) -> [examples]; larger where the model knows an example.
-        seed: decides the coins.
+        models: number of models, at least 4; LiRA reaches its full strength with 16 or more.
+        delta: the delta of the reported guarantee, in (0, 1).
+        confidence: a function (model, x, y) -> [examples]; larger if the model is surer of an example.
+        seed: seed of the coin flips.
 
     Raises:
         ValueError: an argument is not in its range, or the trainings state different epsilons.
@@ -275,7 +275,7 @@ def membership_inference(
             guarantee = guarantee or stated
             if not np.isclose(stated.epsilon, guarantee.epsilon):
                 raise ValueError(
-                    "Expected train to make the same training in every world, since the scores of all "
+                    "Expected train to perform the same training in every world, as the scores of all "
                     f"models are pooled. Found proven epsilons {guarantee.epsilon:g} and "
                     f"{stated.epsilon:g}."
                 )
@@ -292,9 +292,9 @@ def membership_inference(
 
 
 def _likelihood_ratio(values, coins, target):
-    """Log of the likelihood ratio of the target's confidences, by the other models' (LiRA, online).
+    """Log likelihood ratio of the target's confidences, given the other models' (LiRA, online).
 
-    One variance for all examples of a world, which few models estimate better than one for each.
+    All examples of a world share one variance, which few models estimate better than separate ones.
     """
     others = np.arange(len(values)) != target
     shadow, inside = values[others], coins[others]
@@ -302,7 +302,7 @@ def _likelihood_ratio(values, coins, target):
     for world in (inside, ~inside):
         count = world.sum(axis=0)
         mean = np.sum(np.where(world, shadow, 0.0), axis=0) / np.maximum(1, count)
-        # An example that no shadow model had in this world has the mean of all models.
+        # An example without a shadow model in this world gets the mean of all models.
         mean = np.where(count > 0, mean, shadow.mean(axis=0))
         rest = np.where(world, shadow - mean, 0.0)
         freedom = max(1, int(count.sum() - np.sum(count > 0)))

@@ -1,4 +1,4 @@
-"""The picture of an attack: its true and false positive rates below those that are allowed."""
+"""Plots of attacks: their true and false positive rates, and the limits that guarantees set."""
 
 import os
 
@@ -9,18 +9,18 @@ from tfdp.accounting.guarantee import format_epsilon
 from tfdp.auditing.membership import Membership
 from tfdp.auditing.running import Audit
 
-# Rates of fewer false positives are dotted: they are chance, and may lie above what is allowed.
+# Rates from fewer false positives are dotted: they are random, and may exceed the limit.
 _FEW = 10
 
 
 def draw(found: Audit | Membership, path: str | os.PathLike) -> None:
-    """Draws the ROC of each attack into a file, with the curve that each guarantee allows.
+    """Plots the ROC of each attack into a file, with the limit that each guarantee sets.
 
-    A stated epsilon is wrong if the attack is surely above its curve.
+    A stated epsilon is wrong if the attack is significantly above its curve.
 
     Args:
         found: an audit, or attacks on the released model.
-        path: file name that ends with .png, .pdf or .svg.
+        path: file name that ends in .png, .pdf or .svg.
 
     Raises:
         ImportError: matplotlib is not installed (`pip install 'tfdp[plot]'`).

@@ -1,9 +1,9 @@
-"""The audit: trains with canaries, guesses which were included, and compares with what is stated.
+"""The audit: trains with canaries, guesses which were included, and tests the stated epsilons.
 
-Formal guarantee: if a stated epsilon is true for zero_out neighbours, then the bound of the audit
-exceeds it with a probability of at most 1 - confidence, over the coins of the canaries and the
-randomness of the trainings. It rests on the coins alone: nothing is assumed about the training, which
-is why a bound that exceeds the stated epsilon refutes the statement. A bound that does not exceed it
+Formal guarantee: if a stated epsilon is true for zero_out neighbours, the bound of the audit exceeds it
+with probability at most 1 - confidence, over the coin flips of the canaries and the randomness of
+training. This relies only on the coins, and on no assumption about the training, so a bound that
+exceeds the stated epsilon refutes it. A bound that does not exceed it
 proves nothing.
 """
 
@@ -23,15 +23,15 @@ from tfdp.auditing.scores import Scores
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Audit:
-    """What an audit saw.
+    """The result of an audit.
 
     Attributes:
         bound: the lower bound on epsilon, `one_run` of all runs.
-        scores: of all canaries in all runs.
-        guarantees: what is stated, by kind ("claimed", "proven").
+        scores: the scores of all canaries in all runs.
+        guarantees: the stated guarantees by kind ("claimed", "proven").
         runs, seed: as in `audit`.
-        observed: what the attacker saw, in words.
-        records: number of records of the audited training, canaries among them; None if unknown.
+        observed: description of what the attacker saw.
+        records: number of records of the audited training, including canaries; None if unknown.
 
     Example:
         >>> from tfdp.experiments import Experiment, audit_experiment
@@ -68,16 +68,16 @@ class Audit:
 
     @property
     def title(self) -> str:
-        """The verdict about a refuted guarantee, or else about the last one, in short."""
+        """A short verdict on a refuted guarantee, or on the last one if none is refuted."""
         refuted = [kind for kind in self.guarantees if self.refutes(kind)]
         return self.verdict((refuted or [*self.guarantees])[-1]).partition(" (")[0]
 
     def refutes(self, kind: str) -> bool:
-        """Whether the lower bound exceeds the stated epsilon of a kind, "claimed" or "proven"."""
+        """Whether the bound exceeds the stated epsilon of a kind, "claimed" or "proven"."""
         return self.bound.epsilon > self.guarantees[kind].epsilon
 
     def verdict(self, kind: str) -> str:
-        """What the audit found about the guarantee of a kind, in a sentence or two."""
+        """The finding about the guarantee of a kind, in one or two sentences."""
         stated, bound = self.guarantees[kind].epsilon, self.bound
         start = f"The {kind} epsilon {format_epsilon(stated)}"
         least, most = rounded_down(bound.epsilon), rounded_down(bound.ceiling)
@@ -122,23 +122,23 @@ def audit(
     stated: Mapping[str, float] | None = None,
     seed: int = 0,
 ) -> Audit:
-    """Trains with canaries and returns a lower bound on epsilon beside what is stated.
+    """Trains with canaries and returns a lower bound on epsilon, to compare with the stated one.
 
     Args:
-        train: a function of a world, such as a `DiracWorld`. It builds a model, changes it with
+        train: a function of a world, such as a `DiracWorld`, that builds a model, extends it by
             `world.model`, trains it on `world.data(x, y)` with `world.callbacks`, and returns it.
         canaries: `DiracCanaries(200)`, the strongest; or `ExampleCanaries(x, y)`, whose attacker sees
-            the confidence of the last model only.
+            only the confidence of the last model.
         delta: the delta of every epsilon, in (0, 1).
-        runs: number of trainings, each with coins of its own; their guesses count together.
-        guesses: number of guesses in each run, fixed before scores are seen; None: `usual_guesses`.
+        runs: number of trainings, each with new coin flips; their guesses are pooled.
+        guesses: number of guesses in each run, fixed before seeing scores; None: `usual_guesses`.
         confidence: of the bound, in (0, 1).
-        observe: "every", the weights after every step, which is what proven guarantees are about; or
-            "last", the weights at the end only.
+        observe: "every", the weights after every step, which proven guarantees cover; or "last",
+            only the final weights.
         adjacency: neighbouring relation of the stated guarantees. Canaries are zero_out neighbours,
-            so a guarantee for replace_one, which is weaker for these, is compared with less.
-        stated: epsilons by kind, for models that do not state theirs; None takes the model's own.
-        seed: decides the coins of the canaries.
+            so a guarantee for replace_one is harder to refute.
+        stated: epsilons by kind, for models that state none; None uses the model's own.
+        seed: seed of the coin flips of the canaries.
 
     Raises:
         ValueError: an argument is not in its range, or the model states nothing.
@@ -172,7 +172,7 @@ def audit(
         model = trained(train, world)
         if observe == "every" and world.callbacks and not world.steps_seen:
             logging.warning(
-                "No step was observed, only the weights at the end: give fit callbacks=world.callbacks "
+                "No step was observed, only the final weights. Pass callbacks=world.callbacks to fit "
                 "to observe every release."
             )
         scores.append(world.attack(model, observe))
@@ -188,7 +188,7 @@ def audit(
         records = None if run is None else run.sampling.num_examples
         guarantees.append([model.privacy.spent(delta, kind, adjacency) for kind in KINDS])
     for of_kind in zip(*guarantees, strict=True):
-        # Runs together are no better than the worst of them.
+        # Pooled runs are only as private as the worst of them.
         loosest = max(of_kind, key=lambda guarantee: guarantee.epsilon)
         of_kinds[loosest.kind] = loosest
     return Audit(
@@ -209,7 +209,7 @@ def audit(
 
 
 def trained(train: Callable, world) -> keras.Model:
-    """The model that a user's function has trained in a world; ValueError if it returns none."""
+    """The model from a user's `train` function. Raises ValueError if it returns none."""
     model = train(world)
     if not isinstance(model, keras.Model):
         raise ValueError(
@@ -220,13 +220,13 @@ def trained(train: Callable, world) -> keras.Model:
 
 
 def rounded_down(epsilon: float) -> str:
-    """Three digits, rounded down: a lower bound is not made larger by its print."""
+    """Three digits, rounded down, so that a printed lower bound is never too large."""
     text = f"{epsilon:.3g}"
     return text if float(text) <= epsilon else f"{epsilon * (1 - 5e-3):.3g}"
 
 
 def _given(stated, delta, adjacency) -> dict[str, Guarantee]:
-    """Guarantees from epsilons that a user states."""
+    """Guarantees from a user's stated epsilons."""
     return {
         one_of("stated", kind, KINDS): Guarantee(
             epsilon=positive("stated", epsilon),

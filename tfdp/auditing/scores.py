@@ -1,4 +1,4 @@
-"""Scores of canaries: what an attacker computes from a release, and how well it tells them apart.
+"""Scores of canaries: the output of an attack, and how well it separates included from absent ones.
 
 A score is a number for each canary, computed from the release alone. Larger scores mean "was included".
 """
@@ -9,8 +9,8 @@ import numpy as np
 
 from tfdp._validate import fraction
 
-# Releases are averaged over at most so many stretches of the training before they are weighed; there
-# are eight canaries or more to each, since the weights of few canaries would follow their noise.
+# Releases are averaged over at most this many stretches of the training before they are weighted. Each
+# needs at least eight canaries, since the weights of few canaries would follow their noise.
 _MOST_STRETCHES, _CANARIES_EACH = 48, 8
 
 
@@ -54,9 +54,9 @@ class Scores:
         )
 
     def guesses(self, number: int) -> int:
-        """How many of `number` guesses are right: the largest half "included", the smallest "absent".
+        """Number of right guesses among `number`: the largest half "included", the smallest "absent".
 
-        Ties are broken by the order of the canaries, which says nothing about the coins.
+        Ties are broken by the order of the canaries, which is independent of the coins.
         """
         order = np.argsort(self.values, kind="stable")
         low, high = order[: number // 2], order[len(order) - (number - number // 2) :]
@@ -88,10 +88,10 @@ def matched_filter(canaries: np.ndarray, blanks: np.ndarray) -> np.ndarray:
     """Scores of canaries from all released values of their reserved weights: float64 [canaries].
 
     Released values, [releases, canaries] and [releases, blanks], are averaged over stretches of the
-    training, and weighed by S^-1 d: S is the covariance of the blank weights, which only noise moves,
-    and d the mean of *all* canaries, included or not, minus the mean of the blanks. So the weights
-    depend on the release alone, not on the coins. The unit is the standard deviation of the blanks.
-    With too few canaries or blanks to weigh releases, the last release is the score.
+    training, and weighted by S^-1 d: S is the covariance of the blank weights, which only noise moves,
+    and d is the mean of *all* canaries, included or not, minus the mean of the blanks. So the weighting
+    depends only on the release, not on the coins. The unit is the standard deviation of the blanks.
+    With too few canaries or blanks for such a weighting, the last release is the score.
     """
     stretches = min(_MOST_STRETCHES, canaries.shape[1] // _CANARIES_EACH, len(canaries))
     if stretches < 2 or blanks.shape[1] < 4 * stretches:
@@ -102,7 +102,7 @@ def matched_filter(canaries: np.ndarray, blanks: np.ndarray) -> np.ndarray:
         return _in_units_of(canaries[-1], blanks[-1])
     inside, outside = inside / scale, outside / scale
     effect = inside.mean(axis=1) - outside.mean(axis=1)
-    # A little of the identity keeps directions of almost no noise from deciding everything.
+    # A small multiple of the identity limits the influence of directions with almost no noise.
     weights = np.linalg.solve(np.cov(outside, bias=True) + 1e-3 * np.eye(stretches), effect)
     return _in_units_of(weights @ inside, weights @ outside)
 
@@ -114,6 +114,6 @@ def _in_units_of(canaries, blanks):
 
 
 def _in_stretches(values, number):
-    """Means over consecutive stretches of releases, and the last release by itself."""
+    """Means over consecutive stretches of releases, and the last release separately."""
     parts = [*np.array_split(values[:-1], number - 1), values[-1:]]
     return np.stack([part.mean(axis=0) for part in parts])

@@ -9,7 +9,7 @@ Example:
 
 from typing import TYPE_CHECKING
 
-import tfdp._compat  # noqa: F401, refuses another backend before any of these modules is imported
+import tfdp._compat  # noqa: F401, raises for another backend before any of these modules is imported
 from tfdp._lazy import importing
 
 if TYPE_CHECKING:

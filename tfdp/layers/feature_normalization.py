@@ -10,10 +10,10 @@ class FeatureNormalization(keras.layers.Layer):
     """Base of layers that normalize each feature and then apply a learned factor and offset.
 
     Args:
-        axis: the axis of the features; not 0, the examples.
+        axis: the axis of the features; not 0, the axis of the examples.
         epsilon: constant > 0 that is added to the variance.
-        center, scale: whether the layer learns an offset, and whether it learns a factor.
-        **kwargs: as for any Keras layer.
+        center, scale: whether the layer learns an offset and a factor, respectively.
+        **kwargs: arguments of `keras.layers.Layer`.
 
     Raises:
         ValueError: an argument is invalid.
@@ -36,8 +36,8 @@ class FeatureNormalization(keras.layers.Layer):
     def build(self, input_shape):
         if not self.axis % len(input_shape):
             raise ValueError(
-                f"Layer '{self.name}' normalizes along axis {self.axis}, which is that of the "
-                f"examples. Choose another axis of inputs of shape {tuple(input_shape)}."
+                f"Layer '{self.name}' normalizes along axis {self.axis}, the axis of the examples. "
+                f"Choose another axis of inputs of shape {tuple(input_shape)}."
             )
         shape = (input_shape[self.axis],)
         self.gamma = self.add_weight(shape, "ones", name="gamma") if self.scale else None
@@ -47,7 +47,7 @@ class FeatureNormalization(keras.layers.Layer):
         return input_shape
 
     def broadcast(self, rank: int) -> list[int]:
-        """Returns the shape in which a value for each feature meets inputs of a rank."""
+        """Returns the shape that broadcasts a value for each feature to inputs of a rank."""
         shape = [1] * rank
         shape[self.axis] = -1
         return shape

@@ -1,33 +1,33 @@
-"""The gate that lets an auditor put canaries with a gradient of their own into any model.
+"""The gate that lets an audit add canaries with their own gradient to any model.
 
 A canary is a training example whose gradient has one direction that no other example has: a reserved
-weight. The gate stands behind a model's output. It passes the output on unchanged and decides where the
-gradient of a row goes: for ordinary rows to the model, for canaries to their reserved weight only, and
-for null records nowhere.
+weight. The gate follows a model's output. It returns the output unchanged and directs the gradient of
+each row: for ordinary rows to the model, for canaries to their reserved weight only, and for null
+records nowhere.
 """
 
 import keras
 import tensorflow as tf
 
-# Larger than any clip norm over any gradient of a loss that is not zero in float32, for clip norms and
-# losses of usual size, and small enough for its square to be a finite float32.
+# Exceeds any usual clip norm over any nonzero float32 gradient of a usual loss, and is small enough for
+# its square to be a finite float32.
 _GAIN = 1e9
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class CanaryGate(keras.layers.Layer):
-    """Passes `output` on; sends the gradient of canaries to `value` and that of null records nowhere.
+    """Returns `output`; directs the gradient of canaries to `value`, and that of null records nowhere.
 
     The gradient with respect to `value` is -1e9 times the sum of the magnitudes of the gradient with
-    respect to `output`: of the same sign for every loss, above every clip norm, and zero where the loss
-    of a row counts zero.
+    respect to `output`: it has the same sign for every loss, is above every clip norm, and is zero if
+    the loss of a row does not count.
 
     `call(output, value, number)` takes the output of a model, float [rows, ...]; the reserved weight of
     each row, float [rows, 1, 1]; and the number of the canary in each row, int [rows, 1]. It returns
     `output`.
 
     Args:
-        canaries: how many there are. Rows with a smaller number are canaries, rows with this number
+        canaries: number of canaries. Rows with a smaller number are canaries, rows with this number
             are ordinary, and rows with a larger one are null records.
     """
 

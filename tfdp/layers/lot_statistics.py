@@ -1,7 +1,7 @@
-"""Normalization by the statistics of a whole private lot, as the papers write batch normalization.
+"""Normalization by statistics of a whole private lot, as in the papers' batch normalization.
 
 One example then changes the gradients of all others. Layers that may do so have the property
-`uses_lot_statistics`, by which the engines and the accounting know them.
+`uses_lot_statistics`, which the engines and the accounting check.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ _present_rows: list[tf.Tensor] = []
 
 @contextlib.contextmanager
 def running_lot(present: tf.Tensor):
-    """Context in which statistics over a lot count only the rows that are present.
+    """Context in which statistics over a lot include only the rows that are present.
 
     Args:
         present: bool [rows]; False for the rows that pad the lot.
@@ -28,10 +28,10 @@ def running_lot(present: tf.Tensor):
 
 
 def present_rows(rows: tf.Tensor) -> tf.Tensor:
-    """Returns float32 [rows]: 1 for the rows of the running lot that are present, and 0 for others.
+    """Returns float32 [rows]: 1 for the present rows of the current lot, and 0 for others.
 
     Args:
-        rows: number of rows, which all are present where no lot is running.
+        rows: number of rows, all of which are present outside of `running_lot`.
     """
     return _present_rows[-1] if _present_rows else tf.ones([rows])
 

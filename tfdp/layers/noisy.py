@@ -1,6 +1,6 @@
 """Dense and convolutional layers with noisy weights (SI-DPSGD, section 3).
 
-A layer computes with a kernel that is drawn from N(mu, sigma^2): mu is learned, sigma is constant.
+A layer uses a kernel that is drawn from N(mu, sigma^2): mu is learned, sigma is constant.
 By the reparametrization trick, w = mu + sigma * n, the gradient at the drawn kernel is the gradient
 with respect to mu.
 
@@ -21,13 +21,13 @@ _WORD = 2**32
 
 
 def standard_normal(shape, seed) -> tf.Tensor:
-    """Returns float32 numbers from N(0, 1), a pure function of the seed, with XLA and without.
+    """Returns float32 numbers from N(0, 1), a pure function of the seed, with and without XLA.
 
     Args:
         shape: shape of the numbers.
         seed: int64 tensor [2].
     """
-    # tf.random.stateless_normal gives other numbers for the same seed under XLA, so a compiled and an
+    # tf.random.stateless_normal gives different numbers for a seed under XLA, so a compiled and an
     # eager call would get different draws. Random words are the same in both.
     words = tf.random.stateless_uniform(
         (2, *shape), seed=seed, minval=None, maxval=None, dtype=tf.uint32, alg="philox"
@@ -39,22 +39,22 @@ def standard_normal(shape, seed) -> tf.Tensor:
 
 
 class DrawnNoise(keras.layers.Layer):
-    """Base of layers that draw noise for weights, one draw per lot.
+    """Base of layers that draw noise for their weights, once per lot.
 
-    The noise is a pure function of the variable `weight_noise_state`, a seed word and a counter.
-    So every example of a lot gets the same draw (in `tf.vectorized_map` too), norm and gradient
-    come from the same weights, and a loaded model computes the same outputs as the saved one.
+    The noise is a pure function of the variable `weight_noise_state`, a seed and a counter.
+    So every example of a lot gets the same draw (also in `tf.vectorized_map`), norm and gradient
+    use the same weights, and a loaded model computes the same outputs as the saved one.
     """
 
     def set_noise(self, noise_stddev, seed) -> None:
-        """Checks and keeps the standard deviation of the noise and the seed word, or None."""
+        """Validates and stores the standard deviation of the noise and the seed, or None."""
         self.noise_stddev = finite("noise_stddev", noise_stddev, 0)
         self.seed = whole("seed", seed, 0, _WORD - 1, optional=True)
 
     def add_noise_state(self) -> None:
-        """Makes the state, before the first draw."""
-        # The seed does not come from Keras' global seed: two layers, or two runs, must not share their
-        # noise.
+        """Creates the state, before the first draw."""
+        # The seed does not come from Keras' global seed: two layers, or two runs, must not have the
+        # same noise.
         word = secrets.randbits(32) if self.seed is None else self.seed
         self.weight_noise_state = self.add_weight(
             name="weight_noise_state",
@@ -66,7 +66,7 @@ class DrawnNoise(keras.layers.Layer):
         )
 
     def advance_noise(self):
-        """Moves on to the next draw, as every call with `training=True` does."""
+        """Advances to the next draw, as every call with `training=True` does."""
         self.weight_noise_state.assign(self.weight_noise_state + tf.constant([0, 1], tf.uint32))
 
     def draw_noise(self, shape, number: int = 0) -> tf.Tensor:
@@ -74,16 +74,16 @@ class DrawnNoise(keras.layers.Layer):
 
         Args:
             shape: shape of the noise.
-            number: number of the weight in the layer, for noise of its own.
+            number: index of the weight in the layer; each has independent noise.
         """
         state = tf.cast(keras.ops.convert_to_tensor(self.weight_noise_state), tf.int64)
-        # The seed is a word of 32 bits, above which each weight has a number.
+        # The seed has 32 bits; the bits above number the weights.
         seed = state + tf.constant([number * _WORD, 0], tf.int64)
         return self.noise_stddev * standard_normal(shape, seed)
 
 
 class _NoisyKernel(DrawnNoise):
-    """Calls a layer of Keras, the class after this one, with a kernel that is drawn."""
+    """Calls a Keras layer, the next base class, with a drawn kernel."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class _NoisyKernel(DrawnNoise):
             return super().call(inputs)
         kernel = keras.ops.convert_to_tensor(self.kernel)
         drawn = kernel + tf.cast(self.draw_noise(kernel.shape), kernel.dtype)
-        # The scope hides one that is open already, so it has the bias, too.
+        # The scope hides one that is already open, so it also needs the bias.
         mapping = [(kernel_of(self), drawn)]
         if self.use_bias:
             mapping.append((self.bias, keras.ops.convert_to_tensor(self.bias)))
@@ -130,20 +130,20 @@ class _NoisyKernel(DrawnNoise):
 
 
 _ARGUMENTS = """
-    The bias is not noisy: section 3 adds noise to the weight matrix.
+    The bias has no noise: section 3 adds noise to the weight matrix.
 
     Args:
-        *args: as for the Keras layer.
+        *args: arguments of the Keras layer.
         noise_stddev: sigma, the standard deviation of the noise on every weight of the kernel, in
             units of the weights; at least 0.
-        noise_at_inference: whether the noise stays at inference, as in the paper's experiments
-            (default), or the mean is used. The noise of inference is frozen: it is that of the
-            current state, which is saved with the weights, until training resumes.
-        seed: a seed word from 0 to 2**32 - 1; by default from the operating system's entropy.
-        **kwargs: as for the Keras layer.
+        noise_at_inference: whether inference uses the noise (default), as in the paper's experiments,
+            or the mean. The noise at inference is constant: it belongs to the current state, which is
+            saved with the weights, until training resumes.
+        seed: an integer from 0 to 2**32 - 1; by default from the operating system's entropy.
+        **kwargs: arguments of the Keras layer.
 
     Raises:
-        ValueError: for a negative, infinite or NaN `noise_stddev`, a bad `seed`.
+        ValueError: `noise_stddev` is negative, infinite or NaN, or `seed` is out of range.
 """
 
 
@@ -201,7 +201,7 @@ class NoisyConv3D(_NoisyKernel, keras.layers.Conv3D):
     """
 
 
-NoisyConv = NoisyConv2D  # without a rank, images are meant
+NoisyConv = NoisyConv2D  # the default rank is that of images
 
 
 def noisy_layers(model) -> list:

@@ -1,6 +1,6 @@
 """Noise on the weights of a whole network, in training and in testing (SI-DPSGD, section 3).
 
-The network computes with weights that are drawn from N(mu, sigma^2): the means mu are learned, sigma is
+The network uses weights that are drawn from N(mu, sigma^2): the means mu are learned, sigma is
 constant. By the reparametrization trick, w = mu + sigma * n, the gradient at the drawn weights is the
 gradient with respect to mu.
 
@@ -21,22 +21,22 @@ _KERNELS = ("kernel", "recurrent_kernel", "embeddings", "depthwise_kernel", "poi
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class NoisyWeights(DrawnNoise):
-    """Runs a network whose trainable weights have Gaussian noise of a constant standard deviation.
+    """Runs a network with Gaussian noise of constant standard deviation on its trainable weights.
 
-    It works for every network, without noisy variants of its layers. There is one draw for a call, so
-    for a lot: all examples, and all time steps of a recurrent layer, meet the same weights. A call
-    with `training=True` moves on to the next draw; inference uses the current one, which is saved with
-    the weights. The expected accuracy of noisy weights is the mean over draws, between which
-    `advance_noise` is called. The network's own state, such as the moving statistics of batch
+    It works for every network, without noisy variants of its layers. A call, and so a lot, has one
+    draw: all examples, and all time steps of a recurrent layer, use the same weights. A call with
+    `training=True` advances to the next draw; inference uses the current one, which is saved with the
+    weights. To estimate the expected accuracy of noisy weights, average over draws by calling
+    `advance_noise`. The network's own state, such as the moving statistics of batch
     normalization, is updated as without noise.
 
     Args:
         network: a built keras.Model.
         noise_stddev: sigma, in units of the weights; at least 0.
-        which: "all" trainable weights, or "kernels", which leaves out biases and the scales and offsets
-            of normalizations. (Section 3 of the paper argues with matrices of weights.)
-        seed: a seed word from 0 to 2**32 - 1; by default from the operating system's entropy.
-        **kwargs: as for any Keras layer.
+        which: "all" trainable weights, or "kernels", which excludes biases and the scales and offsets
+            of normalizations. (Section 3 of the paper discusses matrices of weights.)
+        seed: an integer from 0 to 2**32 - 1; by default from the operating system's entropy.
+        **kwargs: arguments of `keras.layers.Layer`.
 
     Raises:
         ValueError: an argument is invalid.

@@ -1,12 +1,12 @@
 """An LSTM with layer normalization inside its steps (Ba et al. 2016, "Layer Normalization").
 
-With W x and U h the parts of the four gates that come from the inputs and from the states, a step is
+With W x and U h the contributions of the inputs and the states to the four gates, a step is
 
     i, f, g, o = LN(W x) + LN(U h)
     c = sigmoid(f) * c + sigmoid(i) * tanh(g)
     h = sigmoid(o) * tanh(LN(c))
 
-where LN normalizes over all of its entries, and each of the three has a scale and an offset of its own
+where LN normalizes over all of its entries, and each of the three has its own scale and offset
 (equations 20 to 22). There is no other bias.
 """
 
@@ -26,7 +26,7 @@ class NormalizedLSTMCell(keras.layers.Layer):
         units: the number of units.
         affine: whether each normalization has a learned scale and a learned offset.
         epsilon: constant > 0 that is added to the variances. The default is PyTorch's.
-        **kwargs: as for any Keras layer.
+        **kwargs: arguments of `keras.layers.Layer`.
 
     Raises:
         ValueError: an argument is invalid.
@@ -38,7 +38,7 @@ class NormalizedLSTMCell(keras.layers.Layer):
         TensorShape([2, 3])
     """
 
-    # The dropout of Keras' cells, which this cell does not have.
+    # The dropout rates of Keras' cells; this cell has no dropout.
     dropout = recurrent_dropout = 0.0
 
     def __init__(self, units: int, affine: bool = True, epsilon: float = 1e-5, **kwargs):
@@ -93,7 +93,7 @@ class NormalizedLSTMCell(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class NormalizedLSTM(keras.layers.RNN):
-    """An LSTM whose gate sums and whose cell state are normalized over the units of each example.
+    """An LSTM that normalizes its gate sums and its cell state over the units of each example.
 
     Inputs are [rows, steps, features], outputs [rows, units], or [rows, steps, units] with
     `return_sequences=True`. Its activations are those of an LSTM, tanh and sigmoid; it has no bias and
@@ -106,7 +106,7 @@ class NormalizedLSTM(keras.layers.RNN):
         units: the number of units.
         affine: whether each normalization has a learned scale and a learned offset.
         epsilon: constant > 0 that is added to the variances. The default is PyTorch's.
-        **kwargs: as for `keras.layers.RNN`, such as `return_sequences`.
+        **kwargs: arguments of `keras.layers.RNN`, such as `return_sequences`.
 
     Raises:
         ValueError: an argument is invalid.

@@ -1,4 +1,4 @@
-"""Batch normalization whose running statistics are learned privately, as weights.
+"""Batch normalization that learns its running statistics privately, as weights.
 
 Source: "Differentially Private Training with Batch Normalization", equations 9 and 10, which move the
 running mean and the running variance of each feature towards the moments of the lot:
@@ -7,16 +7,16 @@ running mean and the running variance of each feature towards the moments of the
     variance <- (1 - alpha) variance + alpha variance_lot
 
 Equation 9 is mean <- mean - alpha (mean - mean_lot), and mean - mean_lot is the average over the lot of
-mean - m_i, where m_i is the mean of example i. So it is a step of gradient descent with
+mean - m_i, where m_i is the mean of example i. So it is a gradient descent step with
 mean - m_i as the gradient of example i. `PrivateBatchNormalization` makes the running statistics
-trainable weights with exactly this gradient, for every loss. Equation 10 is the same for the
-squared deviations from the running mean. Weights and statistics then are one vector, which private
-training clips, sums and adds noise to.
+trainable weights with exactly this gradient, for every loss. Equation 10 is the same for the squared
+deviations from the running mean. Private training clips, sums and adds noise to weights and statistics
+together, as one vector.
 
-Formal guarantee: the contribution of an example to a step is a function of that example and of the
-weights, the statistics among them, and its norm is at most the clip norm C. The proof of DP-SGD does
-not need that a bounded vector is the gradient of something. So the weights and the statistics of all
-steps together have the guarantee of DP-SGD with the same noise, and normalizing by the statistics, in
+Formal guarantee: the contribution of an example to a step depends only on that example and on the
+weights, including the statistics, and its norm is at most the clip norm C. The proof of DP-SGD does
+not need the bounded vector to be a gradient. So the weights and statistics of all steps together
+have the guarantee of DP-SGD with the same noise, and normalizing by the statistics, in
 training and in testing, is post-processing. The paper's sensitivities C'/L and
 C'^2 (3/L - 3/L^2 + 1/L^3) are not used: each of them bounds one statistic of one feature, and C/L
 bounds everything together.
@@ -33,39 +33,39 @@ from tfdp.layers.lot_statistics import present_rows
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class PrivateBatchNormalization(FeatureNormalization):
-    """Normalizes each feature with running statistics that private training learns, with noise.
+    """Normalizes each feature by running statistics that are learned privately, with noise.
 
-    With statistics="running", the layer normalizes in the same way in training and in testing: by its
-    running statistics, so that no example changes the gradient of another. With
-    statistics="batch", training follows the paper: the layer normalizes by the fresh moments of the
+    With statistics="running", the layer normalizes by its running statistics both in training and in
+    testing, so that no example changes the gradient of another. With
+    statistics="batch", training follows the paper: the layer normalizes by the moments of the
     lot, and the running statistics are for testing. One example then changes the gradients of all
-    others, and the proven guarantee accounts for that: the sensitivity is 2L - 1 instead of 1, and
-    infinite for Poisson lots. The layer can be trained without privacy as well.
+    others, which the proven guarantee includes: the sensitivity is 2L - 1 instead of 1, and
+    infinite for Poisson lots. The layer can also be trained without privacy.
 
-    The moments of an example are those over its positions (of an image or a sequence): m_i is the mean
-    of its inputs, truncated to [-truncation, truncation], and v_i the mean of the squares of their
+    The moments of an example are taken over its positions (of an image or a sequence): m_i is the mean
+    of its inputs, truncated to [-truncation, truncation], and v_i the mean of their squared
     differences from the running mean. With s the `share`, the gradients of the two statistics are
-    s (mean - m_i) / truncation and s (variance - v_i) / truncation^2. A step of SGD with the learning
-    rate eta moves both statistics as equations 9 and 10 do, with alpha = eta * share * rate, where the
-    lot has its nominal size and no gradient is clipped. For a given alpha, the noise on the statistics
-    is in proportion to truncation / share, and to truncation^2 / share.
+    s (mean - m_i) / truncation and s (variance - v_i) / truncation^2. An SGD step with learning rate
+    eta moves both statistics as in equations 9 and 10, with alpha = eta * share * rate, if the lot has
+    its nominal size and no gradient is clipped. For a given alpha, the noise on the statistics is
+    proportional to truncation / share, and to truncation^2 / share.
 
-    Momentum and adaptive rules (Adam) keep the guarantee, but do not move the statistics as equations 9
-    and 10 do. Where gradients are clipped, examples with long gradients have less weight in the
-    statistics. A larger `share` shortens the weights' part of a clipped gradient.
+    Momentum and adaptive rules (Adam) keep the guarantee, but do not move the statistics as in
+    equations 9 and 10. If gradients are clipped, examples with long gradients have less weight in the
+    statistics. A larger `share` reduces the weights' part of a clipped gradient.
 
     Args:
         axis: the axis of the features.
         truncation: C' > 0, in units of the inputs. Only the statistics see truncated inputs.
-        share: factor > 0 of the statistics in the vector that is clipped; a larger one gives more of
-            the privacy budget to the statistics and less to the weights.
+        share: factor > 0 of the statistics in the clipped vector; a larger one gives more of the
+            privacy budget to the statistics and less to the weights.
         rate: factor > 0 on the steps of the statistics.
-        statistics: "running" or "batch": the statistics that normalize in training.
-        floor: the variance > 0 that is used where the running variance is smaller, since noise may
-            make that negative.
+        statistics: "running" or "batch": the statistics used for normalization in training.
+        floor: lower limit > 0 on the running variance in normalization, since noise may make the
+            running variance negative.
         epsilon: constant > 0 that is added to the variance.
-        center, scale: whether the layer learns an offset, and whether it learns a factor.
-        **kwargs: as for any Keras layer.
+        center, scale: whether the layer learns an offset and a factor, respectively.
+        **kwargs: arguments of `keras.layers.Layer`.
 
     Raises:
         ValueError: an argument is invalid.
@@ -107,7 +107,7 @@ class PrivateBatchNormalization(FeatureNormalization):
         super().build(input_shape)
         self._rank = len(input_shape)
         shape = (input_shape[self.axis],)
-        # The noise of a step is the same on all weights, so the statistics have units that fit it.
+        # All weights get noise of the same scale, so the units of the statistics are adapted to it.
         self.mean_weight = self.add_weight(
             name="mean_weight", shape=shape, dtype="float32", initializer="zeros", autocast=False
         )
@@ -121,7 +121,7 @@ class PrivateBatchNormalization(FeatureNormalization):
 
     @property
     def units(self) -> tuple[float, float]:
-        """The factors of the weights of the mean and of the variance."""
+        """The factors from the weights to the mean and the variance."""
         return self.rate * self.truncation, self.rate * self.truncation**2
 
     @property
@@ -136,7 +136,7 @@ class PrivateBatchNormalization(FeatureNormalization):
 
     @property
     def uses_lot_statistics(self) -> bool:
-        """Whether an example changes the outputs of others of its lot in training."""
+        """Whether an example changes the outputs of others in its lot during training."""
         return self.statistics == "batch"
 
     def call(self, inputs, training=False):
@@ -165,7 +165,7 @@ class PrivateBatchNormalization(FeatureNormalization):
         return mean, mean_of(tf.square(x - mean))
 
     def _pulled(self, outputs, x, share):
-        """Returns `outputs`, with the gradients of the statistics: means over the rows, as a loss is.
+        """Returns `outputs`, and adds the gradients of the statistics, averaged over rows like a loss.
 
         In private training a batch is one row, except with the statistics of a lot.
         """
@@ -193,8 +193,8 @@ class PrivateBatchNormalization(FeatureNormalization):
         """
         limit = self.truncation
         truncated = tf.clip_by_value(x, -limit, limit)
-        # Noise may carry the mean out of the range of truncated inputs, and squared deviations from
-        # there would have no bound.
+        # Noise may move the mean out of the range of truncated inputs, where the squared deviations
+        # would have no bound.
         center = tf.clip_by_value(mean, -limit, limit)
         squares = tf.square(truncated - tf.reshape(center, self.broadcast(x.shape.rank)))
         positions = self.positions(x.shape.rank)
@@ -207,9 +207,9 @@ class PrivateBatchNormalization(FeatureNormalization):
         ]
 
     def frozen(self) -> keras.layers.BatchNormalization:
-        """Returns Keras' BatchNormalization that gives the same outputs, with `trainable=False`.
+        """Returns an equivalent `keras.layers.BatchNormalization` with `trainable=False`.
 
-        Files with it load without tfdp.
+        Saved models with it can be loaded without tfdp.
 
         Example:
             >>> import keras, numpy as np, tfdp

@@ -1,15 +1,15 @@
 """Batch normalization whose statistics come from public examples (SI-DPSGD, Algorithm 2).
 
-`PublicExamples` holds M public examples and runs a network in two passes. In the first pass, the public
-examples are normalized by themselves, and every `PublicBatchNormalization` notes their moments. In the
-second pass, each private example is normalized with the public moments and its own moments, which
-have weight 1/(M+1) (Salimans et al. 2016, "virtual batch normalization"). No moments are averaged over
-time.
+`PublicExamples` has M public examples and runs a network in two passes. In the first pass, the public
+examples are normalized by themselves, and every `PublicBatchNormalization` records their moments. In
+the second pass, each private example is normalized by the public moments and its own moments, with
+weight 1/(M+1) for its own (Salimans et al. 2016, "virtual batch normalization"). Moments are not
+averaged over time.
 
 Formal guarantee of statistics="example": the output of the network for an example, and its gradient,
-depend on that example, the weights and the public examples alone. So a clipped sum of gradients has
+depend only on that example, the weights and the public examples. So a clipped sum of gradients has
 the sensitivity of DP-SGD, provided that the public examples were chosen without looking at the
-private ones. This guarantee does not hold for statistics="batch".
+private ones. This guarantee does not apply to statistics="batch".
 """
 
 import contextlib
@@ -30,13 +30,13 @@ STATISTICS = ("example", "batch")
 
 @dataclasses.dataclass
 class PublicMoments:
-    """The moments of the public examples at one call of a normalization layer.
+    """The moments of the public examples in one call of a normalization layer.
 
     Attributes:
         layer: the `PublicBatchNormalization`.
         inputs: the inputs of that call.
-        mean, variance: float32 tensors with the rank of `inputs`, with its length on the axis of the
-            features and length one on all others.
+        mean, variance: float32 tensors with the rank of `inputs`; the axis of the features has the
+            length of the inputs, and all others have length one.
     """
 
     layer: keras.layers.Layer
@@ -47,11 +47,11 @@ class PublicMoments:
 
 @dataclasses.dataclass
 class _Pass:
-    """One run through a network.
+    """One pass through a network.
 
     Attributes:
-        kind: "public" takes moments over all rows and notes them; "private" mixes the noted moments
-            with those of each row; "union" takes moments over the rows that are present.
+        kind: "public" records moments over all rows; "private" mixes the recorded moments with
+            those of each row; "union" takes moments over the rows that are present.
         moments: a `PublicMoments` for each call of a normalization layer, in order.
         count: M; used by "private" only.
         present: float32 [rows], 1 for the rows that count; used by "union" only.
@@ -65,7 +65,7 @@ class _Pass:
     used: int = 0
 
 
-_passes: list[_Pass] = []  # the running passes, innermost last; normalization layers read the last
+_passes: list[_Pass] = []  # the current passes, innermost last; normalization layers use the last
 
 
 @contextlib.contextmanager
@@ -79,18 +79,18 @@ def _running(one: _Pass):
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class PublicBatchNormalization(FeatureNormalization):
-    """Normalizes each feature with the statistics of public examples and of the example itself.
+    """Normalizes each feature by statistics of public examples and of the example itself.
 
-    The layer works inside the network of a `PublicExamples` layer, which holds the examples. As in
-    batch normalization, statistics are taken over the positions of an image or a sequence: the own
-    moments of an example are those over its positions. All statistics are float32.
+    The layer works inside the network of a `PublicExamples` layer, which has the examples. As in
+    batch normalization, statistics are taken over the positions of an image or a sequence: an
+    example's own moments are those over its positions. All statistics are float32.
 
     Args:
         axis: the axis of the features.
         epsilon: constant > 0 that is added to the variance. The default is that of the papers' PyTorch
             models.
-        center, scale: whether the layer learns an offset, and whether it learns a factor.
-        **kwargs: as for any Keras layer.
+        center, scale: whether the layer learns an offset and a factor, respectively.
+        **kwargs: arguments of `keras.layers.Layer`.
 
     Raises:
         ValueError: an argument is invalid.
@@ -111,12 +111,12 @@ class PublicBatchNormalization(FeatureNormalization):
         outputs = (x - mean) * tf.math.rsqrt(variance + self.epsilon)
         outputs = self.scaled(outputs)
         if _passes[-1].kind == "public":
-            # Later layers then take the public activations up to here as constants.
+            # Later layers then treat the public activations up to here as constants.
             outputs = tf.stop_gradient(outputs)
         return tf.cast(outputs, inputs.dtype)
 
     def _moments(self, inputs, x):
-        """Mean and variance, broadcastable to `x`, for the kind of pass that is running."""
+        """Mean and variance, broadcastable to `x`, for the current kind of pass."""
         if not _passes:
             raise RuntimeError(
                 f"Layer '{self.name}' (PublicBatchNormalization) has no public examples. Put it "
@@ -126,7 +126,7 @@ class PublicBatchNormalization(FeatureNormalization):
         one = _passes[-1]
         positions = self.positions(x.shape.rank)
         if one.kind == "union":
-            # Rows that are absent may hold any values, including NaN.
+            # Absent rows may have any values, including NaN.
             rows = tf.reshape(one.present, [-1] + [1] * (x.shape.rank - 1))
             kept = tf.where(rows > 0, x, 0.0)
             mean = _mean(kept, [0, *positions]) * _inverse_share(one.present)
@@ -163,7 +163,7 @@ def _own_moments(x, positions):
 
 
 def _mixed(mean, variance, own_mean, own_variance, weight):
-    """Moments of a mixture of two populations, of which the second has the given weight."""
+    """Moments of a mixture of two populations; `weight` is that of the second."""
     gap = own_mean - mean
     between = weight * (1.0 - weight) * tf.square(gap)
     return mean + weight * gap, (1.0 - weight) * variance + weight * own_variance + between
@@ -171,29 +171,29 @@ def _mixed(mean, variance, own_mean, own_variance, weight):
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class PublicExamples(keras.layers.Layer):
-    """Runs a network with `PublicBatchNormalization` layers, and holds the public examples for it.
+    """Runs a network with `PublicBatchNormalization` layers, and contains their public examples.
 
-    The examples are weights of this layer (not trainable), so that every saved model contains them.
+    The examples are weights of this layer (not trainable), so every saved model contains them.
 
     The moments of the public examples depend on the weights. With statistics="example", the gradient
-    flows through the moments of each normalization to the weights since the normalization before it,
-    whose outputs count as constants. So the gradient of an example depends on that example, the weights
-    and public data alone. The public examples run in inference mode, so without dropout.
+    flows through the moments of each normalization to the weights since the preceding normalization,
+    whose outputs are treated as constants. So the gradient of an example depends only on that example,
+    the weights and public data. The public examples run in inference mode, so without dropout.
 
     With statistics="batch", training follows the papers: the statistics are taken over the whole lot
-    and the public examples together. One example then changes the gradients of all others, and the
-    proven guarantee accounts for that: the sensitivity is 2L - 1 instead of 1. At inference, each
+    and the public examples together. One example then changes the gradients of all others, which the
+    proven guarantee includes: the sensitivity is 2L - 1 instead of 1. At inference, each
     example is normalized together with the public examples, 1 + M rows at a time (the papers' test
     phase).
 
     Args:
         network: a built keras.Model.
-        examples: array [M, ...], M >= 2, or a structure of arrays as the network takes it. Their
-            choice and their preprocessing must not depend on the private data. With None, as in a
-            configuration, the layer gives no numbers until weights are loaded into it.
+        examples: array [M, ...], M >= 2, or a structure of arrays for the network's inputs. Their
+            choice and preprocessing must not depend on the private data. With None, as in a
+            configuration, the outputs are meaningless until weights are loaded into the layer.
         statistics: "example" or "batch".
         example_specs: dtypes and shapes of the examples with `examples=None`; from `get_config`.
-        **kwargs: as for any Keras layer.
+        **kwargs: arguments of `keras.layers.Layer`.
 
     Raises:
         ValueError: an argument is invalid.
@@ -231,7 +231,7 @@ class PublicExamples(keras.layers.Layer):
             examples = keras.tree.map_structure(_as_examples, examples)
             example_specs = keras.tree.map_structure(_spec_of, examples)
         # Setting `__dict__` avoids Keras' attribute tracking, which would replace dicts and lists by
-        # wrapped ones.
+        # wrappers.
         self.__dict__["_specs"] = example_specs
         specs = [_parsed(spec) for spec in keras.tree.flatten(example_specs)]
         counts = {shape[0] for shape, _ in specs}
@@ -244,9 +244,9 @@ class PublicExamples(keras.layers.Layer):
             self.add_weight(
                 name=f"examples_{i}",
                 shape=shape,
-                # TensorFlow keeps int32 on the CPU, where code for a GPU finds no variables.
+                # TensorFlow places int32 on the CPU, where GPU code cannot find variables.
                 dtype="int64" if dtype == "int32" else dtype,
-                # A configuration alone has no examples, and then no outputs that are numbers.
+                # Without examples, as in a configuration, outputs should not look like valid numbers.
                 initializer=keras.initializers.Constant(0 if dtype == "int32" else np.nan),
                 trainable=False,
                 autocast=False,
@@ -260,7 +260,7 @@ class PublicExamples(keras.layers.Layer):
 
     @property
     def uses_lot_statistics(self) -> bool:
-        """Whether an example changes the outputs of others of its lot in training."""
+        """Whether an example changes the outputs of others in its lot during training."""
         return self.statistics == "batch"
 
     @property
@@ -293,7 +293,7 @@ class PublicExamples(keras.layers.Layer):
         return public.moments
 
     def _tensors(self):
-        """The public examples as the network takes them."""
+        """The public examples in the structure of the network's inputs."""
         rows = [tf.cast(v, d) for v, d in zip(self._rows, self._dtypes, strict=True)]
         return keras.tree.pack_sequence_as(self._specs, rows)
 

@@ -1,4 +1,4 @@
-"""Noise: Gaussian and other families, noise that is correlated over steps, and denoising.
+"""Noise: Gaussian and other families, noise correlated over steps, and denoising.
 
 Example:
     >>> import tfdp
@@ -10,7 +10,7 @@ Example:
 
 from typing import TYPE_CHECKING
 
-import tfdp._compat  # noqa: F401, refuses another backend before any of these modules is imported
+import tfdp._compat  # noqa: F401, raises for another backend before any of these modules is imported
 from tfdp._lazy import importing
 
 if TYPE_CHECKING:

@@ -1,18 +1,18 @@
-"""Noise that is correlated between steps: y = C^-1 z, made one step at a time.
+"""Noise that is correlated between steps: y = C^-1 z, generated one step at a time.
 
 With C lower triangular and Toeplitz, c its first column and z fresh noise,
 
     y_t = (z_t - sum_{j >= 1} c_j y_{t-j}) / c_0,
 
-so it is enough to keep the last bands - 1 values of y. Prefix sums (c = 1, 1, ...) are an exception
-that needs less: y_t = z_t - z_{t-1}.
+so it is enough to keep the last bands - 1 values of y. Prefix sums (c = 1, 1, ...) are an exception:
+there y_t = z_t - z_{t-1} needs less.
 
 Formal guarantee: z_t is drawn for step t only and enters y_t with weight 1 / c_0, so that releases of
 G_t + y_t are as private as releases of (C G)_t + z_t (`accounting.mechanisms.matrix`). This holds for
-one sequence of steps; a state that is taken up twice gives two sequences with a common past.
+one sequence of steps; a state that is used twice gives two sequences with a common past.
 
-The kept values are a secret: y_t and a released G_t + y_t together reveal G_t without noise. So the
-state is held in plain Python objects, which Keras and TensorFlow do not save.
+The stored values are a secret: y_t and a released G_t + y_t together reveal G_t without noise. So the
+state is in plain Python objects, which Keras and TensorFlow do not save.
 """
 
 import numpy as np
@@ -31,11 +31,11 @@ class CorrelatedNoise:
     The state takes 4 * `memory` bytes for each weight.
 
     Args:
-        strategy: C. Either its `bands` is set, or it is the strategy of prefix sums.
+        strategy: C, with `bands` set unless it is the strategy of prefix sums.
         shapes: fully defined shapes of the variables.
 
     Attributes:
-        memory: number of past values that are kept for each weight: bands - 1 (prefix sums: 1).
+        memory: number of past values stored for each weight: bands - 1 (prefix sums: 1).
 
     Example:
         >>> import tensorflow as tf
@@ -78,7 +78,7 @@ class CorrelatedNoise:
         return tf.gather(tf.constant(self._growth), step)
 
     def correlate(self, fresh: list, step: int | tf.Tensor) -> list[tf.Tensor]:
-        """Makes the next value of y, one tensor for each variable.
+        """Returns the next value of y, one tensor for each variable.
 
         Args:
             fresh: z_t, independent noise of equal scale in all steps: one float32 tensor for each
@@ -86,13 +86,13 @@ class CorrelatedNoise:
             step: t, an int or an int64 scalar tensor: one more than in the call before, 0 in the first.
 
         Returns:
-            y_t, float32 tensors of the shapes of the variables.
+            y_t, float32 tensors with the shapes of the variables.
         """
         step = tf.cast(step, tf.int64)
         if not self.memory:
             return [self._scale * z for z in fresh]
-        # Place s holds the value made 1 + (step - 1 - s) mod memory steps ago. Places that were never
-        # written hold zeros.
+        # Place s has the value made 1 + (step - 1 - s) mod memory steps ago. Places that were never
+        # written are zero.
         age = (step - 1 - tf.range(self.memory, dtype=tf.int64)) % self.memory
         weights = tf.gather(tf.constant(self._weights), age)
         result = []
@@ -105,11 +105,11 @@ class CorrelatedNoise:
         return result
 
     def state(self) -> dict[str, np.ndarray]:
-        """Returns the whole state for `take_up`, as arrays. It is a secret (see the module)."""
+        """Returns the whole state for `take_up`, as arrays. Keep it secret (see the module)."""
         return {f"past_{i}": past.numpy() for i, past in enumerate(self._past)}
 
     def take_up(self, state: dict[str, np.ndarray]) -> None:
-        """Takes over the state of another object, so that the next value continues its sequence.
+        """Sets the state of another object, so that the next value continues its sequence.
 
         Args:
             state: the result of `state`.

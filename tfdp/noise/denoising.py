@@ -1,4 +1,4 @@
-"""Denoising: scales a noisy sum by the distance of its distribution from that of the noise.
+"""Denoising: scales a noisy sum by the distance between its distribution and the noise's.
 
 Nasr, Shokri, Houmansadr 2020, section 3.2: g <- KS(g, Z) g, with KS the Kolmogorov-Smirnov distance
 between the empirical distribution of the entries of the noisy sum and the distribution of the noise.
@@ -11,7 +11,7 @@ from tfdp.noise.families import NoiseFamily
 
 
 def kolmogorov_smirnov(values: tf.Tensor, family: NoiseFamily, scale: float) -> tf.Tensor:
-    """Returns the largest distance of the empirical distribution function from that of the noise.
+    """Returns the largest distance between the distribution functions of the values and of the noise.
 
     Args:
         values: float32 [n], n >= 1.
@@ -30,7 +30,7 @@ def kolmogorov_smirnov(values: tf.Tensor, family: NoiseFamily, scale: float) -> 
 
 
 def denoise(sums: list, family: NoiseFamily, scale: float) -> list[tf.Tensor]:
-    """Scales noisy sums, taken together as one vector, by their distance from the noise.
+    """Scales noisy sums, as one vector, by the distance of their distribution from the noise's.
 
     Args:
         sums: float32 tensors: bounded sums with noise.

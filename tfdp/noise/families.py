@@ -1,4 +1,4 @@
-"""Noise with other densities than the Gaussian: drawing it, and its distribution.
+"""Non-Gaussian noise: sampling, and distribution functions.
 
 The families, their parameters and densities are those of `accounting.numerics.noise_families`, so that
 the noise that is drawn is the noise that is accounted. The scale need not be the standard deviation.
@@ -14,7 +14,7 @@ from tfdp.noise.gaussian import NoiseSource
 
 @dataclasses.dataclass(frozen=True)
 class NoiseFamily:
-    """A family of noise whose density is symmetric and falls away from 0.
+    """A family of noise with a symmetric density that decreases away from 0.
 
     Args:
         name: one of `accounting.numerics.noise_families.FAMILIES`.
@@ -36,10 +36,10 @@ class NoiseFamily:
     def sample(
         self, source: NoiseSource, draw: int | tf.Tensor, scale: float, shapes: list
     ) -> list[tf.Tensor]:
-        """Draws independent float32 tensors, in order: `scale` times noise of scale 1.
+        """Draws independent float32 tensors: `scale` times noise of scale 1, in the order of `shapes`.
 
-        Every draw is the image of uniform numbers under an exact map. No draw is rejected, so the
-        amount of random numbers that a draw consumes does not depend on their values.
+        Every draw is an exact function of uniform numbers, without rejection, so the amount of random
+        numbers that it consumes does not depend on their values.
 
         Args:
             source: source of the random numbers.
@@ -62,7 +62,7 @@ class NoiseFamily:
         nu, sign = self.degrees_of_freedom, _sign(u[1] <= 0.5, u.dtype)
         # P(|x| > a) is (4 / pi) atan(exp(-a)) for sech and (2 / pi) atan(1 / a) for Cauchy.
         draws = {
-            # Bailey (1994): the Box-Muller transform with a power in place of the logarithm.
+            # Bailey (1994): the Box-Muller transform with a power instead of the logarithm.
             "student_t": lambda: (
                 tf.sqrt(nu * tf.math.expm1(-2.0 / nu * tf.math.log(u[0])))
                 * tf.cos(2.0 * math.pi * u[1])
@@ -101,8 +101,8 @@ class NoiseFamily:
     def _student_tail(self, size):
         nu = float(self.degrees_of_freedom)
         square = size * size
-        # The incomplete beta function gives the mass of both tails, or of the middle where the middle
-        # is the smaller part.
+        # The incomplete beta function gives the mass of both tails, or of the middle if that is
+        # smaller.
         middle = square < 1.0
         ones = tf.ones_like(size)
         half, other = 0.5 * ones, 0.5 * nu * ones

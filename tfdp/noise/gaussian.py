@@ -1,19 +1,19 @@
-"""Noise that is drawn once per lot, and never twice from the same key.
+"""Noise that is drawn once per lot, never twice from the same key.
 
 Formal guarantees:
 
 * The key of a draw is (source key, draw number). The source key is 128 bits from the operating system,
-  not from `keras.utils.set_random_seed`. Every session makes a source of its own, and numbers its draws
-  by its steps, which nothing rewinds. Only the secret state of a backup holds a key (for correlated
-  noise), and a resumed run draws from another one, unless a user chose a seed.
-* A draw is a function of its key alone, so replicas that draw it get the same noise.
-* Distinct draw numbers address distinct blocks of the Philox4x32-10 counter, and so do the pieces of
-  one draw.
+  not from `keras.utils.set_random_seed`. Every session creates its own source, and numbers its draws
+  by its steps, which are never rewound. Only the secret state of a backup contains a key (for
+  correlated noise), and a resumed run draws from another one, unless a user chose a seed.
+* A draw depends only on its key, so all replicas get the same noise.
+* Distinct draw numbers use distinct blocks of the Philox4x32-10 counter, and so do the pieces of one
+  draw.
 
 Not guaranteed: Philox is a statistical, not a cryptographic generator, and Gaussian noise in floating
 point has known attacks (Mironov 2012; Casacuberta et al. 2022). A small radius has 64 bits, so no
-number is beyond 9.5 standard deviations. (With 32 bits none would be beyond 6.8, which one number in
-10^11 has to be: that would add 4e-5 to delta for a gradient that is spread over 10^8 weights.)
+number is beyond 9.5 standard deviations. (With 32 bits, none would be beyond 6.8, although one in
+10^11 should be: that would add 4e-5 to delta for a gradient that is spread over 10^8 weights.)
 """
 
 import hashlib
@@ -27,26 +27,26 @@ import tensorflow as tf
 from tfdp._compat.tensorflow import on_gpu
 
 _PHILOX = 1
-# One counter of Philox makes four words, for radii or for angles, and two words make two numbers.
+# One Philox counter gives four words, for radii or angles, and two words give two numbers.
 _NUMBERS_PER_BLOCK = 8
-# Numbers made at a time on a CPU: few enough for the intermediate arrays to stay in its cache
-# (measured for 11 million: half the time of making all at once).
+# Numbers generated at a time on a CPU: few enough for the intermediate arrays to fit into its cache
+# (measured for 11 million: half the time of generating all at once).
 _PIECE = 1 << 18
-# Noise of up to so many numbers (64 MiB) may be there before the sum that it is added to.
+# Noise of up to this many numbers (64 MiB) may be in memory before the sum that it is added to.
 _AHEAD = 1 << 24
-_ALIGNED = 16  # floats: TensorFlow copies no slice that begins and ends at a multiple of 64 bytes
-# Words below this one, of 32 bits, get 32 more.
+_ALIGNED = 16  # floats: TensorFlow does not copy slices that begin and end at multiples of 64 bytes
+# Words below this one get 32 more bits.
 _SMALL = 1 << 11
-# Where the blocks of angles begin, and those of further words; other words begin at 0.
+# Offsets of the blocks of angles and of further words; other words begin at 0.
 _ANGLES, _FURTHER = 1 << 61, 1 << 62
 
 
 def uniforms_from_words(words: tf.Tensor, more: tf.Tensor | None = None) -> tf.Tensor:
-    """Returns numbers in (0, 1] of at least 11 significant bits, however small, from random words.
+    """Converts random words to numbers in (0, 1] with at least 11 significant bits, however small.
 
     Args:
         words: uint32, of any shape.
-        more: further words of that shape, which count where `words` are small; None if none are.
+        more: further words of that shape, used where `words` are small; None if none are.
 
     Returns:
         A float32 tensor of that shape.
@@ -62,13 +62,13 @@ class NoiseSource:
     """Keyed random numbers for a list of variables.
 
     Args:
-        seed: None takes the key from the operating system. A string or an integer makes the noise
+        seed: None draws the key from the operating system. A string or an integer makes the noise
             reproducible: anyone who knows the seed can subtract the noise.
-        salt: further numbers that sources of one seed differ by; ignored without a seed.
+        salt: numbers that distinguish sources with the same seed; ignored without a seed.
 
     Attributes:
         seeded: whether a seed was given.
-        key: int64 [2]: a secret, which reveals all noise.
+        key: int64 [2], a secret that reveals all noise.
 
     Example:
         >>> from tfdp.noise import NoiseSource
@@ -90,10 +90,10 @@ class NoiseSource:
 
     @classmethod
     def with_key(cls, key: np.ndarray) -> "NoiseSource":
-        """Returns a source that repeats the draws of another one, for noise that was drawn and lost.
+        """Returns a source that repeats the draws of another one, to recompute lost noise.
 
         Args:
-            key: that of the other source.
+            key: the key of the other source.
         """
         source = cls()
         source.key = np.asarray(key, np.int64)
@@ -104,7 +104,7 @@ class NoiseSource:
     ) -> list[tf.Tensor]:
         """Draws independent N(0, stddev^2) float32 tensors of the given shapes, in order.
 
-        In a graph, the noise depends on `draw` and `stddev` only, not on control dependencies, so
+        In a graph, the noise depends only on `draw` and `stddev`, not on control dependencies, so
         TensorFlow can draw it while it computes gradients. Only large noise waits, to save memory.
 
         Args:
@@ -132,8 +132,8 @@ class NoiseSource:
     def uniforms(self, draw: int | tf.Tensor, shapes: list) -> list[tf.Tensor]:
         """Draws pairs of independent float64 numbers, uniform in (0, 1], in order.
 
-        They have 53 random bits, so that noise computed from them keeps its tails: among numbers with
-        24 bits, the smallest one would occur once in some hundred draws for a model.
+        They have 53 random bits, so that noise computed from them has accurate tails: with 24 bits,
+        the smallest number would occur once in some hundred draws for a model.
 
         Args:
             draw: as in `gaussians`.
@@ -145,7 +145,7 @@ class NoiseSource:
         high = self._counter_of(draw)
         sizes = [math.prod(shape) for shape in shapes]
         words = self._words(high, 0, [2, sum(sizes)], tf.uint64)
-        # 53 bits, which int64 and float64 hold exactly.
+        # 53 bits, which int64 and float64 represent exactly.
         bits = tf.bitcast(tf.bitwise.right_shift(words, tf.constant(11, tf.uint64)), tf.int64)
         uniforms = (tf.cast(bits, tf.float64) + 1.0) * 2.0**-53
         parts = tf.split(uniforms, sizes, axis=1)
@@ -165,14 +165,14 @@ class NoiseSource:
         )
 
     def _all_normal(self, high, count, stddev):
-        """Makes at least `count` numbers as `_normal` does: on every device the same, but for rounding.
+        """Generates at least `count` numbers like `_normal`: equal on all devices, except for rounding.
 
-        On a CPU many of them are made in a loop over pieces, so that the graph has one piece, however
-        many there are: noise for 40 million weights had 153 of them, which took 16 to 24 s to trace and
-        to optimize.
+        On a CPU, large counts are generated in a loop over pieces, so that the graph contains one
+        piece: noise for 40 million weights had 153 of them, which took 16 to 24 s to trace and
+        optimize.
         """
         pieces = max(1, -(-count // _PIECE))
-        # All pieces have one size, a whole number of blocks, so that few numbers are left over.
+        # All pieces have the same size, a whole number of blocks, so that few numbers are left over.
         blocks = -(-count // (pieces * _NUMBERS_PER_BLOCK))
         size = blocks * _NUMBERS_PER_BLOCK
         if pieces == 1 or on_gpu():
@@ -186,9 +186,9 @@ class NoiseSource:
         return tf.reshape(numbers, [-1])
 
     def _normal(self, high, block, shape, stddev):
-        """Makes numbers N(0, stddev^2), two for each entry of `shape`; counters begin at (block, high).
+        """Generates N(0, stddev^2), two for each entry of `shape`; counters begin at (block, high).
 
-        The method is Box and Muller's, which `StatelessRandomNormalV2` applies number by number; the
+        This is the Box-Muller method, which `StatelessRandomNormalV2` applies number by number; the
         operations on whole arrays here take a quarter to a half of its time (measured).
         """
         words = self._words(high, block, shape, tf.uint32)
@@ -197,9 +197,9 @@ class NoiseSource:
         def finer():
             return uniforms_from_words(words, self._words(high, block + _FURTHER, shape, tf.uint32))
 
-        if on_gpu():  # to draw more words is cheaper than to wait for what the GPU has seen
+        if on_gpu():  # drawing more words is cheaper than waiting for a result from the GPU
             uniform = finer()
-        else:  # few pieces have a small word, and only these draw more
+        else:  # few pieces have a small word, and only those draw more
             small = words < tf.constant(_SMALL, tf.uint32)
             uniform = tf.cond(tf.reduce_any(small), finer, lambda: uniforms_from_words(words))
         radius = tf.sqrt(tf.math.log(uniform) * -2.0) * stddev

@@ -1,8 +1,8 @@
 """Private optimizers: one per mechanism, with the update rule of any Keras optimizer.
 
-Classes that are not listed are made on first use from Keras' optimizer of the same name, such as
+Classes that are not listed are created on first use from the Keras optimizer of the same name, such as
 `DPKerasLionOptimizer` from `keras.optimizers.Lion`. TensorFlow Privacy's names of vectorized optimizers
-(`VectorizedDPKerasSGDOptimizer`) mean the same classes: all of tfdp's are vectorized.
+(`VectorizedDPKerasSGDOptimizer`) are aliases, because all optimizers of tfdp are vectorized.
 
 Example:
     >>> import keras, tfdp
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import keras
 
-import tfdp._compat  # noqa: F401, refuses another backend before any of these modules is imported
+import tfdp._compat  # noqa: F401, raises for another backend before any of these modules is imported
 from tfdp._lazy import importing
 
 _MAKERS = {
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from tfdp.optimizers.sgld import SGLDOptimizer as SGLDOptimizer
     from tfdp.optimizers.si_dpsgd import SIDPSGDOptimizer as SIDPSGDOptimizer
 
-    def __getattr__(name: str) -> type[DPKerasOptimizer]: ...  # the classes made on first use
+    def __getattr__(name: str) -> type[DPKerasOptimizer]: ...  # the classes created on first use
 
 else:
     _imported, __dir__, __all__ = importing(__name__)

@@ -1,7 +1,7 @@
 """Adaptive clipping: the clip norm follows a quantile of the gradient norms, within the same budget.
 
 Andrew, Thakkar, McMahan and Ramaswamy 2021, "Differentially Private Learning with Adaptive Clipping",
-Algorithm 1. With every lot, a second, noisy query is released: how many gradients were not clipped,
+Algorithm 1. With every lot, a second noisy query is released: the number of unclipped gradients,
 sum_i (b_i - 1/2) + N(0, sigma_b^2), where b_i is 1 if the gradient of example i was within C_t. Then
 C_{t+1} = C_t exp(-rate (fraction - quantile)), a function of what was released: C_t is public.
 
@@ -15,8 +15,8 @@ Proof. Measure both queries in their noise. An example that is present contribut
   |b - b'| <= 1, so the squared distance is at most (2/z)^2: twice the distance, as without the count.
 
 So both together are one vector of norm at most 1 for each example, with noise z. The proofs for DP-SGD
-use nothing else, and hold for any C_t that is fixed before the step. Without the 1/2 an example would
-move the count by 1, which needs twice the noise.
+need nothing else, and hold for any C_t that is fixed before the step. Without the 1/2, an example would
+change the count by 1, which needs twice the noise.
 """
 
 import dataclasses
@@ -26,9 +26,9 @@ import tensorflow as tf
 
 from tfdp._validate import fraction, positive, refuse
 
-# The default of sigma_b / z: costs the gradients half a percent more noise.
+# The default of sigma_b / z, which adds half a percent to the noise on gradients.
 _COUNT_NOISE = 5.0
-# C_t stays within this factor of its start, so that it stays within the range of float32.
+# C_t stays within this factor of its initial value, so that it fits into float32.
 _LARGEST_CHANGE = 1e8
 
 
@@ -76,7 +76,7 @@ class AdaptiveClipping:
         return z / math.sqrt(1.0 - (z / (2.0 * self.count_noise)) ** 2)
 
     def count(self, bounded) -> tf.Tensor:
-        """Returns the sum of (b - 1/2) over the microbatches that are present, without noise.
+        """Returns the un-noised sum of (b - 1/2) over the microbatches that are present.
 
         Args:
             bounded: the lot's `BoundedSum`.
@@ -97,7 +97,7 @@ class AdaptiveClipping:
             first: C_0.
         """
         fraction = 0.5 + noisy_count / float(divisor)
-        # One step changes the clip norm by a factor of at most e, so that a rare, large draw of the
+        # One step changes the clip norm by a factor of at most e, so that a rare large draw of the
         # noise cannot ruin the training.
         change = tf.clip_by_value(
             -self.quantile_learning_rate * (fraction - self.target_quantile), -1.0, 1.0
@@ -107,15 +107,15 @@ class AdaptiveClipping:
 
 
 def adaptive_clipping_for(clipping: str, noise_multiplier, **settings) -> AdaptiveClipping | None:
-    """Returns the adaptive clipping of an optimizer; None if its clip norm is constant.
+    """Creates the adaptive clipping of an optimizer; None if its clip norm is constant.
 
     Args:
-        clipping: name of the kind of clipping.
+        clipping: name of the clipping method.
         noise_multiplier: z, or a table of it.
-        **settings: further arguments of `AdaptiveClipping`; None where they were not given.
+        **settings: further arguments of `AdaptiveClipping`; None for those that were not given.
 
     Raises:
-        ValueError: the arguments do not fit each other.
+        ValueError: the arguments conflict.
     """
     given = {name: value for name, value in settings.items() if value is not None}
     if clipping != "adaptive":
@@ -127,6 +127,6 @@ def adaptive_clipping_for(clipping: str, noise_multiplier, **settings) -> Adapti
     if isinstance(noise_multiplier, tuple):
         raise ValueError(
             f"A table of {len(noise_multiplier)} noise multipliers cannot be combined with "
-            "clipping='adaptive', where count and sum share one number. Pass one noise multiplier."
+            "clipping='adaptive', whose count and sum share one number. Pass one noise multiplier."
         )
     return AdaptiveClipping(noise_multiplier, **given)

@@ -1,7 +1,7 @@
-"""Arguments that the private optimizers share: their types for editors, and their texts for `help()`.
+"""Arguments shared by the private optimizers: types for editors, and texts for `help()`.
 
-A private optimizer takes arguments of its own, of `DPKerasOptimizer` and of a Keras optimizer. At run
-time, `describe_arguments` gathers all of them from the constructors and docstrings of the bases. Type
+A private optimizer takes its own arguments, `DPKerasOptimizer`'s and a Keras optimizer's. At run
+time, `describe_arguments` collects them from the constructors and docstrings of the bases. Type
 checkers cannot do that, so the classes below repeat names and types; a test compares both.
 """
 
@@ -16,7 +16,7 @@ from tfdp._validate import did_you_mean
 Rate = float | keras.optimizers.schedules.LearningRateSchedule | Callable[[], float]
 
 
-# Keras' arguments that act on gradients without noise.
+# Keras arguments that act on gradients without noise.
 REFUSED = ("gradient_accumulation_steps", "loss_scale_factor")
 # Methods that decide which noise is added to which sums, and how the noise is accounted.
 NOISE_MAKING = (
@@ -42,7 +42,7 @@ INTERNAL = {
 
 
 class NoiseArguments(TypedDict, total=False):
-    """Arguments of every private optimizer; those of `DPKerasOptimizer` without `clipping`."""
+    """Arguments of every private optimizer: those of `DPKerasOptimizer` except `clipping`."""
 
     l2_norm_clip: Required[float]
     noise_multiplier: Required[float | Sequence[float]]
@@ -60,21 +60,21 @@ class ClippingArguments(NoiseArguments, total=False):
 
 
 class KerasArguments(TypedDict, total=False):
-    """Arguments of every Keras optimizer, without those that private ones refuse.
+    """Arguments of every Keras optimizer, except those that private optimizers do not support.
 
     Args:
-        weight_decay: rate of weight decay, in units of the learning rate; None decays no weight.
-        clipnorm: L2 norm to which the gradient of each weight is clipped after the noise; None clips
-            nothing. The clip norm of single examples is `l2_norm_clip`.
-        clipvalue: largest magnitude of an entry of the gradient after the noise; None clips nothing.
-        global_clipnorm: L2 norm to which the gradient of all weights together is clipped after the
-            noise; None clips nothing.
+        weight_decay: rate of weight decay, in units of the learning rate; None disables it.
+        clipnorm: L2 norm to which the gradient of each weight is clipped after adding noise; None
+            disables it. The clip norm of single examples is `l2_norm_clip`.
+        clipvalue: largest magnitude of a gradient entry after adding noise; None disables it.
+        global_clipnorm: L2 norm to which the gradient of all weights together is clipped after adding
+            noise; None disables it.
         use_ema: whether exponential moving averages of the weights replace them at the end of `fit`;
             default False.
         ema_momentum: with `use_ema`: weight of the earlier average in [0, 1]; default 0.99.
-        ema_overwrite_frequency: with `use_ema`: number of steps after which the averages replace the
-            weights, too; None replaces them at the end only.
-        name: name of the optimizer; None makes one from the class.
+        ema_overwrite_frequency: with `use_ema`: number of steps after which the averages also replace
+            the weights; None replaces them only at the end.
+        name: name of the optimizer; None derives one from the class.
     """
 
     weight_decay: float | None
@@ -88,18 +88,18 @@ class KerasArguments(TypedDict, total=False):
 
 
 class Arguments(ClippingArguments, KerasArguments, total=False):
-    """Arguments of a Keras optimizer on private gradients, besides those of its update rule."""
+    """Arguments of a Keras optimizer on private gradients, except those of its update rule."""
 
 
 class StepArguments(NoiseArguments, KerasArguments, total=False):
-    """Arguments of `LangevinOptimizer` besides its own."""
+    """Inherited arguments of `LangevinOptimizer`."""
 
     momentum: float
     nesterov: bool
 
 
 class LangevinArguments(StepArguments, total=False):
-    """Arguments of `LangevinOptimizer` besides the learning rate."""
+    """Arguments of `LangevinOptimizer`, except the learning rate."""
 
     learning_rate_exponent: float | None
     steps_per_epoch: int
@@ -108,11 +108,11 @@ class LangevinArguments(StepArguments, total=False):
 
 
 def check_arguments(cls: type, given: Mapping[str, Any], refused: Sequence[str]) -> None:
-    """Refuses keywords that a private optimizer does not take.
+    """Raises an error for keywords that a private optimizer does not support.
 
     Args:
         cls: the class of the optimizer.
-        given: the keywords that its constructor passes on, with their values.
+        given: the keywords that its constructor forwards, with their values.
         refused: as for `describe_arguments`; their default is accepted.
 
     Raises:
@@ -131,19 +131,19 @@ def check_arguments(cls: type, given: Mapping[str, Any], refused: Sequence[str])
         raise TypeError(f"{cls.__name__} has no argument {name!r}.{meant}")
 
 
-# Names of arguments elsewhere that no spelling leads from.
+# Argument names of other libraries that are too different for a spelling suggestion.
 _OTHER_NAMES = {"lr": "learning_rate", "max_grad_norm": "l2_norm_clip", "clip_norm": "l2_norm_clip"}
 
 
 def describe_arguments(cls: type, refused: Sequence[str]) -> None:
-    """Gives a class the signature, and its docstring the `Args:`, of all its constructors.
+    """Sets the signature of a class, and `Args:` in its docstring, from all its constructors.
 
     In the docstring, the entry `**kwargs` is replaced by the arguments of the bases, each with the text
     of the first base that describes it; `KerasArguments` replaces the texts of Keras.
 
     Args:
         cls: the class.
-        refused: names of arguments that the class refuses.
+        refused: names of arguments that the class does not support.
     """
     parameters = _parameters(cls, refused)
     cls.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -157,14 +157,16 @@ def describe_arguments(cls: type, refused: Sequence[str]) -> None:
         known |= parts_of(base.__doc__)[1]
     names = [name for name in entries if "*" not in name]
     names += [each.name for each in parameters if each.name not in names]
-    if not known.keys() >= {*names}:  # a base for several update rules, with arguments of their own
+    if not known.keys() >= {
+        *names
+    }:  # a base for several update rules, which have their own arguments
         names += [name for name in entries if "*" in name]
     lines = [f"    {name}:{known[name]}" for name in names if name in known]
     cls.__doc__ = "\n".join([*head, "Args:", *lines, "", *tail])
 
 
 def _parameters(cls: type, refused: Sequence[str]) -> list[inspect.Parameter]:
-    """The parameters of the constructors of a class and its bases, as far as they are passed on."""
+    """The parameters of the constructors of a class and its bases, as far as they are forwarded."""
     found: dict[str, inspect.Parameter] = {}
     positional = True
     for base in cls.__mro__:
@@ -188,7 +190,7 @@ _PASSED_ON = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def parts_of(doc: str | None) -> tuple[list[str], dict[str, str], list[str]]:
-    """Splits a docstring into lines above `Args:`, the texts of the arguments, and lines below."""
+    """Splits a docstring into the lines above `Args:`, the argument texts, and the lines below."""
     lines = inspect.cleandoc(doc or "").splitlines()
     if "Args:" not in lines:
         return lines, {}, []

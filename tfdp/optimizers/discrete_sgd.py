@@ -1,8 +1,8 @@
 """Differentially private discrete SGD: encoded gradients, noise of any family, denoising.
 
-Nasr, Shokri, Houmansadr 2020, Algorithm 1. Formal guarantee: an update sees the lot's gradients only
-through a sum of encoded (or clipped) gradients plus one fresh draw of noise for the lot; the bound on
-single entries makes noise other than Gaussian accountable (`accounting.mechanisms.discrete_sgd`).
+Nasr, Shokri, Houmansadr 2020, Algorithm 1. Formal guarantee: an update depends on the lot's gradients
+only through a sum of encoded (or clipped) gradients plus one fresh draw of noise; the bound on
+single entries makes non-Gaussian noise accountable (`accounting.mechanisms.discrete_sgd`).
 Denoising and the update rule are post-processing.
 """
 
@@ -23,12 +23,11 @@ from tfdp.optimizers.arguments import Arguments, Rate
 from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
 from tfdp.optimizers.factory import make_class
 
-# With these kinds of clipping, the clipped gradient has norm at most C, however private data decided
-# its scale.
+# With these kinds of clipping, the clipped gradient has norm at most C, even if its scale depends on
+# private data.
 _CLIPPINGS = ("global", "per_layer", "automatic")
 
-# The optimizers that plan and that train a run are different objects; the cache gives both the same
-# codebook.
+# A run is planned and trained by different optimizer objects; the cache gives both the same codebook.
 _drawn_codebook = functools.lru_cache(maxsize=4)(Codebook.gaussian)
 
 
@@ -40,27 +39,27 @@ class DiscreteOptimizer(DPKerasOptimizer):
     Learning with Differential Privacy using Gradient Encoding and Denoising", Algorithm 1).
 
     With Poisson lots of single examples, the guarantee is proven for every family of noise, with
-    encoding or without it (a clipped gradient is a point of the unit ball, and the accounting takes
-    the worst point). Gaussian noise is accounted like that of DP-SGD, for all lots.
+    encoding or without it (a clipped gradient is a point of the unit ball, and the accounting assumes
+    the worst point). Gaussian noise is accounted as in DP-SGD, for all lots.
 
     Args:
-        noise_multiplier: z >= 0: scale of the noise on the sum in units of C, which is its standard
-            deviation for Gaussian noise only; or a sequence with one number for each step of a run.
+        noise_multiplier: z >= 0: scale of the noise on the sum in units of C (its standard deviation
+            only for Gaussian noise); or a sequence with one number for each step of a run.
         noise: "gaussian", "student_t", "laplace", "sech", "variance_gamma" or "cauchy".
-        degrees_of_freedom: degrees of freedom of student_t; None takes 9, as the paper does, and is
+        degrees_of_freedom: degrees of freedom of student_t; None takes 9, as in the paper, and is
             required for the other families.
-        encode: whether gradients are encoded, rather than clipped to `l2_norm_clip`.
+        encode: whether gradients are encoded rather than clipped to `l2_norm_clip`.
         denoise: whether the noisy sum is scaled by its Kolmogorov-Smirnov distance from the noise. The
             factor is below 1, and small where noise prevails; a larger learning rate compensates.
         codebook_size: number of preselected vectors.
-        zero_below: magnitudes of entries below this become zero, before a vector is scaled to norm 1.
-        codebook_seed: public seed with which the vectors are drawn from the standard Gaussian.
-        codebook: array [vectors, weights] of the user's own vectors, which replace the drawn ones;
+        zero_below: entries with magnitudes below this become zero, before a vector is scaled to norm 1.
+        codebook_seed: public seed from which the vectors are drawn from the standard Gaussian.
+        codebook: array [vectors, weights] of the user's own vectors, instead of drawn ones;
             they are scaled to norm 1.
         private_codebook: whether the user's vectors were fitted to private gradients. No finite
             epsilon is proven then.
-        clipping: "global", "per_layer" or "automatic", as for DP-SGD; only "global" with `encode`.
-        *args, **kwargs: those of the Keras optimizer and of `DPKerasOptimizer`.
+        clipping: "global", "per_layer" or "automatic", as in DP-SGD; with `encode`, only "global".
+        *args, **kwargs: arguments of the Keras optimizer and of `DPKerasOptimizer`.
 
     Raises:
         ValueError: an argument is invalid, or `clipping` is not "global" with `encode`.
@@ -90,7 +89,7 @@ class DiscreteOptimizer(DPKerasOptimizer):
         family = NoiseFamily(noise, degrees_of_freedom)
         clipping = kwargs.get("clipping", "global")
         if encode and clipping != "global":
-            remedy = "Encoding takes the place of clipping."
+            remedy = "Encoding replaces clipping."
             refuse("clipping", "'global' with encode=True", clipping, remedy)
         one_of("clipping", clipping, _CLIPPINGS)
         given = None if codebook is None else Codebook.of(codebook)
@@ -115,7 +114,7 @@ class DiscreteOptimizer(DPKerasOptimizer):
         )
         if codebook.num_weights != count:
             raise ValueError(
-                f"The vectors of the codebook have {codebook.num_weights} entries, and the model "
+                f"The vectors of the codebook have {codebook.num_weights} entries, but the model "
                 f"has {count} trainable weights. Pass vectors with one entry for each weight."
             )
         self._encoder = encoder = Encoder(codebook, self.l2_norm_clip)
@@ -128,7 +127,7 @@ class DiscreteOptimizer(DPKerasOptimizer):
         return EncodedBound(clip, encoder=self._encoder_for(variables))
 
     def mechanism_fields(self, variables) -> dict:
-        # Without encoding, a clipped gradient lies in the box below some vector of the unit ball, whose
+        # Without encoding, a clipped gradient is in the box below some vector of the unit ball, whose
         # entries are at most 1.
         largest = 1.0
         if self.encode:
@@ -170,7 +169,7 @@ class DiscreteOptimizer(DPKerasOptimizer):
 
 
 def make_discrete_optimizer_class(base: type) -> type[DPKerasOptimizer]:
-    """Returns a subclass of a Keras optimizer class that trains by discrete SGD.
+    """Creates a subclass of a Keras optimizer class that trains by discrete SGD.
 
     The class is called `Discrete<Base>Optimizer` and is registered for serialization under this name,
     as with `make_dp_optimizer_class`.
@@ -179,7 +178,7 @@ def make_discrete_optimizer_class(base: type) -> type[DPKerasOptimizer]:
         base: a subclass of `keras.optimizers.Optimizer`.
 
     Raises:
-        TypeError: `base` is not such a class, or is private already.
+        TypeError: `base` is not such a class, or is already private.
 
     Example:
         >>> import keras, tfdp

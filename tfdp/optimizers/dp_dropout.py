@@ -1,8 +1,8 @@
 """Differentially private dropout (DPD): noise on the weights, interpreted as Gaussian dropout.
 
 Multiplying a weight theta by N(1, alpha) adds N(0, alpha theta^2) to it. So additive noise N(0, 4 C^2
-sigma^2), which does not depend on the weights, is dropout with the rate alpha = 4 C^2 sigma^2 / theta^2
-of each weight (section 4.2 of the paper). The rate is computed from the noise, never the noise from a
+sigma^2), independent of the weights, is dropout with the rate alpha = 4 C^2 sigma^2 / theta^2 of each
+weight (section 4.2 of the paper). The rate is computed from the noise, and never the noise from the
 rate: noise that depended on the weights would have no guarantee.
 """
 
@@ -20,10 +20,10 @@ class DPDropoutOptimizer(LangevinOptimizer):
     Source: Ermis and Cemgil, "Differentially Private Dropout", Algorithm 1.
 
     Args:
-        **kwargs: those of `LangevinOptimizer`.
+        **kwargs: arguments of `LangevinOptimizer`.
 
     Raises:
-        TypeError: there is no such argument.
+        TypeError: an argument is unknown.
         ValueError: an argument is invalid.
 
     Example:
@@ -43,13 +43,13 @@ class DPDropoutOptimizer(LangevinOptimizer):
     title = "DP dropout (Langevin steps)"
 
     def scalars(self, variables) -> dict:
-        """Returns the dropout rates that the noise is equivalent to, layer by layer.
+        """Returns the dropout rate of each layer that is equivalent to the noise.
 
         `dropout_alpha/<layer>` is the paper's 4 C^2 sigma^2 / theta^2, with the mean of theta^2 over
         the weights of the layer, and the noise on the sum of gradients.
 
-        The weights are released, and noise and learning rates are public, so these rates reveal
-        nothing more.
+        Weights are released, and noise and learning rates are public, so the rates reveal nothing
+        more.
 
         Args:
             variables: the trainable variables.

@@ -1,13 +1,13 @@
 """DP-SGD with the update rule of any Keras optimizer.
 
-Formal guarantee: an update sees the lot's gradients only through
+Formal guarantee: an update depends on the lot's gradients only through
 `(sum of bounded gradients + N(0, (z C)^2 I)) / L`, one fresh draw per lot (Abadi et al. 2016, Algorithm
-1), with C the clip norm that the engine enforced and L the public, nominal lot size (with microbatches,
-their number in a nominal lot). Everything else an optimizer does (momentum, Adam's moments, weight
-decay) is post-processing.
+1), where the engine enforces the clip norm C, and L is the public, nominal lot size (with
+microbatches, their number in a nominal lot). Everything else an optimizer does (momentum, Adam's
+moments, weight decay) is post-processing.
 
-`mechanism_fields` and `contribution_fields` describe what the accounting depends on when a session
-opens; every step takes it from the session's run.
+`mechanism_fields` and `contribution_fields` describe the optimizer for the accounting when a session
+opens; every step uses the values of the session's run.
 """
 
 from collections.abc import Sequence
@@ -37,47 +37,47 @@ from tfdp.session import Session
 class DPKerasOptimizer(keras.optimizers.Optimizer):
     """Base of the private optimizers; `make_dp_optimizer_class` puts it before a Keras optimizer.
 
-    Each example's gradient is clipped, Gaussian noise is added to the sum over the lot, and the mean is
-    given to Keras' update rule (Abadi et al. 2016, "Deep Learning with Differential Privacy", Algorithm
+    Each example's gradient is clipped, Gaussian noise is added to the sum over the lot, and Keras'
+    update rule gets the mean (Abadi et al. 2016, "Deep Learning with Differential Privacy", Algorithm
     1). Momentum, Adam's moments, weight decay and averages of the weights are post-processing.
 
-    The optimizer accepts gradients from the private training step only: in a model that was not made
-    private, `fit` raises.
+    The optimizer accepts gradients only from the private training step: `fit` raises for a model that
+    was not made private.
 
     Args:
         l2_norm_clip: C > 0: L2 norm to which each example's (microbatch's) gradient is clipped.
         noise_multiplier: z >= 0: standard deviation of the noise on the sum, in units of C; or a
-            sequence with one number for each step of a run, which then allows no more steps.
-        num_microbatches: number of microbatches that a lot is cut into; divides the lot size. The mean
-            gradient of each microbatch is clipped. None clips every example by itself. A microbatch
+            sequence with one number for each step of a run, which limits the number of steps.
+        num_microbatches: number of microbatches of a lot; divides the lot size. The mean gradient of
+            each microbatch is clipped. None clips every example separately. A microbatch
             of several examples doubles the sensitivity, which the accounting includes.
         clipping: "global", the default; "per_layer", which clips each layer at its share
             C / sqrt(layers); "each_layer", which clips each layer at C, so that the whole gradient is
             within C sqrt(layers), which the accounting includes; "automatic", which normalizes every
-            gradient to just below C; or "adaptive", with which C follows a quantile of the norms
+            gradient to just below C; or "adaptive", where C follows a quantile of the norms
             (`adaptive_clipping`) and starts at `l2_norm_clip`.
         target_quantile: with "adaptive": fraction of gradients that should stay unclipped;
             default 0.5.
         quantile_learning_rate: with "adaptive": learning rate of the clip norm; default 0.2.
         quantile_noise_multiplier: with "adaptive": standard deviation of the noise on the count of
-            unclipped gradients; default 5 z. The noise on the sum is raised so that both together
+            unclipped gradients; default 5 z. The noise on the sum is increased so that both together
             have the noise multiplier z.
-        seed: seed of the noise, for tests and debugging only: no finite epsilon is proven with it. It
+        seed: seed of the noise, only for tests and debugging: no finite epsilon is proven with it. It
             is not saved. None draws the noise from the operating system's entropy.
-        *args, **kwargs: those of the Keras optimizer.
+        *args, **kwargs: arguments of the Keras optimizer.
 
     Raises:
-        TypeError: there is no such argument.
+        TypeError: an argument is unknown.
         ValueError: an argument is invalid, or is `gradient_accumulation_steps` (it keeps un-noised
             sums in slots that checkpoints save; set `physical_batch_size` instead) or
             `loss_scale_factor`.
 
     Attributes:
-        mechanism: class of the accounting's mechanism that a run of this optimizer is accounted as.
+        mechanism: class of the accounting's mechanism for runs of this optimizer.
         title: name of the mechanism in messages.
-        accounted: names of attributes that the accounting depends on, set once by the constructor.
-        mean_factor: factor on the noisy mean in the gradient that the update rule is given.
-        refused: names of Keras' arguments that are refused.
+        accounted: names of attributes that the accounting depends on, fixed by the constructor.
+        mean_factor: factor on the noisy mean in the gradient for the update rule.
+        refused: names of Keras arguments that are not supported.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -122,7 +122,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         check_arguments(type(self), kwargs, self.refused)
         super().__init__(*args, **kwargs)
         l2_norm_clip = positive("l2_norm_clip", l2_norm_clip)
-        # Refuses invalid values at construction, not at the first step.
+        # Raises for invalid values at construction, not at the first step.
         make_bound(clipping, l2_norm_clip, ["layer/variable"])
         self.clipping = clipping
         self.l2_norm_clip = l2_norm_clip
@@ -139,7 +139,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         self._clip_norm: keras.Variable | None = None
         self._seed, self._sessions = seed, 0
         # Plain objects, which no save path of Keras or TensorFlow reaches.
-        self._noise = NoiseSource(seed)  # each session makes one of its own
+        self._noise = NoiseSource(seed)  # each session creates its own
 
     def __init_subclass__(cls, **arguments):
         super().__init_subclass__(**arguments)
@@ -161,13 +161,13 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         elif name in vars(self):
             raise AttributeError(
                 f"{name} of {type(self).__name__} enters the accounting, so it cannot be assigned. "
-                "Compile the model with another optimizer, which starts a new run."
+                "Compile the model with a new optimizer, which starts a new run."
             )
         else:
             vars(self)[name] = value
 
     def build(self, variables):
-        """Makes the slots and, with adaptive clipping, the variable C, which is public and saved."""
+        """Creates the slots and, with adaptive clipping, the variable C, which is public and saved."""
         super().build(variables)
         if self.adaptive_clipping is not None:
             self._clip_norm = self.add_variable(
@@ -182,13 +182,13 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         if own:
             raise ValueError(
                 f"{cls.__name__} overrides {own}, but is accounted as '{self.mechanism.name}', "
-                "which may not describe it. Give it a mechanism of its own "
+                "which may not describe it. Give it its own mechanism "
                 "(tfdp.accounting.register_mechanism), or remove these methods."
             )
 
     @property
     def described_steps(self) -> int | None:
-        """Number of steps that a run of this optimizer can have; None if it is not limited."""
+        """Largest number of steps in a run of this optimizer; None if unlimited."""
         table = self.noise_multiplier
         return len(table) if isinstance(table, tuple) else None
 
@@ -202,7 +202,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
 
         Args:
             variables: the trainable variables.
-            l2_norm_clip: C of the session's run; None takes the argument of the constructor. With
+            l2_norm_clip: C of the session's run; None uses the constructor's argument. With
                 adaptive clipping, the current clip norm replaces both.
         """
         clip = self.l2_norm_clip if l2_norm_clip is None else l2_norm_clip
@@ -238,7 +238,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         return {"noise_multiplier": self.noise_multiplier}
 
     def contribution_fields(self, variables) -> dict:
-        """Returns the fields of `accounting.Contribution` that this optimizer decides.
+        """Returns the fields of `accounting.Contribution` that this optimizer determines.
 
         Args:
             variables: the trainable variables that the optimizer will update.
@@ -250,9 +250,9 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         }
 
     def scalars(self, variables) -> dict:
-        """Returns figures of the mechanism for a log, besides gradients and epsilon, by name.
+        """Returns values of the mechanism for logs, by name, besides gradients and epsilon.
 
-        They may depend on released weights and other public values only, since a log may be shown.
+        They may only depend on released weights and other public values, since logs may be published.
 
         Args:
             variables: the trainable variables.
@@ -260,19 +260,19 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         return {} if self._clip_norm is None else {"l2_norm_clip": float(self._clip_norm.numpy())}
 
     def tables(self, variables, first: int, steps: int, known=None) -> dict:
-        """Returns fields of the mechanism that are tables over steps, or depend on the first weights.
+        """Returns fields of the mechanism that are tables over steps, or depend on initial weights.
 
         Args:
-            variables: the trainable variables, with their present values.
+            variables: the trainable variables, with their current values.
             first: iteration of the first step.
             steps: number of steps.
-            known: the run that is continued, or None; the entries of its tables are not changed.
+            known: the run that is continued, or None; the entries of its tables do not change.
         """
         return {}
 
     def begin(self, session: Session) -> None:
         """Prepares the optimizer for a session before its first step."""
-        # Only a seeded source uses the salt: another session of this optimizer draws other numbers.
+        # Only a seeded source uses the salt: each session of this optimizer draws different numbers.
         self._sessions += 1
         self._noise = NoiseSource(self._seed, (self._sessions, session.first_iteration))
 
@@ -281,47 +281,47 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         return True
 
     def secret_state(self) -> dict[str, np.ndarray]:
-        """Returns secret state that a continued run needs besides weights and slots."""
+        """Returns the secret state that a resumed run needs besides weights and slots."""
         return {}
 
     def resume(self, session: Session, state: dict, lost: int) -> None:
-        """Prepares the optimizer for a session whose run was begun by another process.
+        """Prepares the optimizer for a session that resumes the run of another process.
 
         Args:
             session: the session; its variables have the values of the state.
-            state: from `secret_state`, after `session.entry.taken - lost` steps.
-            lost: number of steps that were counted after the state was made, whose results are lost.
+            state: the result of `secret_state` after `session.entry.taken - lost` steps.
+            lost: number of steps that were counted after that, whose results are lost.
         """
         self.begin(session)
 
     def update(self, bounded: BoundedSum, session: Session, variables, regularization):
-        """Adds the noise, once for the lot, and applies the update rule.
+        """Adds the noise, once per lot, and applies the update rule.
 
         Args:
             bounded: the lot's bounded sum.
-            session: the session that the step is accounted under, with the public divisor.
+            session: the session that accounts for the step, with the public divisor.
             variables: the trainable variables, in the order of `bounded.sums`.
             regularization: for each variable, the gradient of its weight regularizers, or None.
 
         Returns:
-            The scale of the noise that was added to every entry of the sum, as from `add_noise`.
+            The scale of the noise on every entry of the sum, as from `add_noise`.
         """
         sums, scale = self.add_noise(bounded, session)
         gradients = means_of(sums, session.divisor, regularization)
         if self.mean_factor != 1.0:
             gradients = [self.mean_factor * mean for mean in gradients]
         gradients = [tf.cast(g, v.dtype) for g, v in zip(gradients, variables, strict=True)]
-        super().apply(gradients, variables)  # not `self.apply`, which refuses all gradients
+        super().apply(gradients, variables)  # not `self.apply`, which raises for all gradients
         return scale
 
     def add_noise(self, bounded: BoundedSum, session: Session) -> tuple[list, tf.Tensor | float]:
-        """Draws the noise, once for the lot, and adds it to the bounded sums.
+        """Draws the noise, once per lot, and adds it to the bounded sums.
 
         With adaptive clipping, it also updates the clip norm for the next step.
 
         Args:
             bounded: the lot's bounded sum.
-            session: the session that the step is accounted under.
+            session: the session that accounts for the step.
 
         Returns:
             (sums, scale): the noisy sums, and the standard deviation of the noise on every entry (for
@@ -336,7 +336,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             noise = source.gaussians(session.place, scale, shapes)
         else:
             scale = self._stddev(adaptive.sum_noise, bounded, session)
-            # One more scalar, drawn beside the others, is the noise on the count.
+            # One more scalar, drawn with the others, is the noise on the count.
             *noise, extra = source.gaussians(session.place, 1.0, [*shapes, ()])
             count = adaptive.count(bounded) + adaptive.count_noise * extra
             clip_norm.assign(
@@ -352,24 +352,24 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         return noise_multiplier * bounded.l2_norm_clip
 
     def _all_reduce_sum_gradients(self, grads_and_vars):
-        """Returns the gradients as they are: the step has added the sums of all replicas.
+        """Returns the gradients unchanged: the step has added the sums of all replicas.
 
         Keras' sum registers a gradient function for every graph, which keeps the graph in memory.
         """
         return list(grads_and_vars)
 
     def apply(self, grads, trainable_variables=None):
-        """Refuses: gradients that were not bounded and summed by an engine are not private."""
+        """Raises: gradients that an engine did not bound and sum are not private."""
         raise RuntimeError(
             f"{type(self).__name__} received gradients that did not come from tfdp's private training "
-            "step, so nothing bounds what one example contributes. In fit(), the model is plain: "
-            "keras.models.clone_model, a new model of the layers and scikit-learn's wrappers of a "
+            "step, so nothing bounds the contribution of an example. In fit(), the model is plain: "
+            "keras.models.clone_model, a new model of the same layers and scikit-learn's wrappers of a "
             "model make plain copies. Call tfdp.make_private in the function that builds each model. "
-            "For a loop of your own, there is model.privacy.steps(...)."
+            "For a custom loop, use model.privacy.steps(...)."
         )
 
     def get_config(self):
-        """Returns the configuration without the seed, with which a reader could redraw the noise."""
+        """Returns the configuration without the seed, from which a reader could redraw the noise."""
         return super().get_config() | {
             "l2_norm_clip": self.l2_norm_clip,
             "noise_multiplier": self.noise_multiplier,
@@ -379,6 +379,6 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         }
 
     def __reduce__(self):
-        """Copies and pickles hold what a file holds: neither seed, noise nor means."""
+        """Copies and pickles contain what a file contains: neither seed, noise nor means."""
         _, arguments = super().__reduce__()
         return unpickled, arguments

@@ -1,4 +1,4 @@
-"""Makes a private optimizer class from any Keras optimizer class."""
+"""Creates a private optimizer class from any Keras optimizer class."""
 
 import functools
 import inspect
@@ -12,17 +12,17 @@ from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
 
 
 def make_dp_optimizer_class(base: type) -> type[DPKerasOptimizer]:
-    """Returns a private subclass of a Keras optimizer class.
+    """Creates a private subclass of a Keras optimizer class.
 
     The class is called `DPKeras<Base>Optimizer` and is registered for serialization under this name.
-    Files with such a class load after `import tfdp` if `base` is an optimizer of Keras; a class that
-    was made from your own optimizer needs this call first. The function's name is TensorFlow Privacy's.
+    Files with such a class load after `import tfdp` if `base` is an optimizer of Keras; for your own
+    optimizer, call this function first. The name is TensorFlow Privacy's.
 
     Args:
         base: a subclass of `keras.optimizers.Optimizer`.
 
     Raises:
-        TypeError: `base` is not such a class, or is private already.
+        TypeError: `base` is not such a class, or is already private.
 
     Example:
         >>> import keras, tfdp
@@ -40,31 +40,31 @@ def make_dp_optimizer_class(base: type) -> type[DPKerasOptimizer]:
 def make_class(
     kind: type[DPKerasOptimizer], base: type, form: str, options: str = ""
 ) -> type[DPKerasOptimizer]:
-    """Returns the class of a private optimizer with the update rule of a Keras optimizer class.
+    """Creates the class of a private optimizer with the update rule of a Keras optimizer class.
 
-    The class is made once, and registered for files under its name.
+    The class is created once, and registered for serialization under its name.
 
     Args:
         kind: the private optimizer.
         base: a subclass of `keras.optimizers.Optimizer`.
-        form: name of the class, with {} for the name of `base`.
+        form: name of the class, with {} in place of the name of `base`.
         options: further arguments in the example.
 
     Raises:
-        TypeError: no private optimizer can be made from `base`.
+        TypeError: no private optimizer can be created from `base`.
     """
     plain = isinstance(base, type) and issubclass(base, keras.optimizers.Optimizer)
     if not plain or issubclass(base, DPKerasOptimizer | keras.optimizers.LossScaleOptimizer):
         raise TypeError(
-            f"No private optimizer can be made from {base!r}. Pass a subclass of "
+            f"No private optimizer can be created from {base!r}. Pass a subclass of "
             "keras.optimizers.Optimizer that is not private yet, and not LossScaleOptimizer, which "
             "scales the loss before clipping."
         )
     name = form.format(base.__name__)
-    # Classes of users, of whom two may have the same name, do not take each other's place in files.
+    # Users' classes with the same name do not replace each other in files.
     stock = getattr(keras.optimizers, base.__name__, None) is base
     package = "tfdp" if stock else f"tfdp.{base.__module__}"
-    # The docstring of `kind` without its first line, which is about the base class, and its example.
+    # The docstring of `kind` without its first line, which describes the base class, and its example.
     told = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[2]
     told = re.split(r"\n\n(?:Attributes|Example):", told)[0]
     doc = f"`keras.optimizers.{base.__name__}` on private gradients: {kind.title}.\n\n{told}\n\n"

@@ -1,12 +1,12 @@
-"""The step and the schedule that the optimizers of the differentially private dropout paper share.
+"""The step and the schedule shared by the optimizers of the differentially private dropout paper.
 
 "Differentially Private Dropout", Algorithm 1, written for a loss to minimize:
 
     theta_{t+1} = theta_t - eta_t / 2 (clipped gradient + noise),  eta_t = eta_0 / t^gamma
 
 The gradients of the examples are clipped and summed, and the noise is added to the sum; both are
-divided by the public lot size. The algorithm in the paper, taken literally, clips the gradient of the
-lot as a whole; that is `num_microbatches=1` with lots of a fixed size, and its noise is L times larger
+divided by the public lot size. Taken literally, the paper's algorithm clips the gradient of the whole
+lot; that is `num_microbatches=1` with lots of a fixed size, and its noise is L times larger
 relative to the gradient.
 """
 
@@ -37,7 +37,7 @@ class PowerDecay(keras.optimizers.schedules.LearningRateSchedule):
 
     def __init__(self, initial: float, exponent: float, steps_per_round: int = 1):
         super().__init__()
-        # The names are those of the optimizers' arguments.
+        # The errors use the names of the optimizers' arguments.
         self.initial = positive("learning_rate", initial)
         self.exponent = finite("learning_rate_exponent", exponent, 0)
         self.steps_per_round = whole("steps_per_epoch", steps_per_round, 1)
@@ -55,12 +55,12 @@ class PowerDecay(keras.optimizers.schedules.LearningRateSchedule):
 
 
 class LangevinOptimizer(DPKerasOptimizer, keras.optimizers.SGD):
-    """Takes half steps along noisy gradients, with the schedule and the names of the paper.
+    """Half steps along noisy gradients, with the schedule and notation of the paper.
 
     Args:
         learning_rate: eta_0, a float; or a `LearningRateSchedule`, or a function without arguments, for
             eta_t itself.
-        learning_rate_exponent: gamma; None takes the paper's 1, or 0 where eta_t is given.
+        learning_rate_exponent: gamma; None takes the paper's 1, or 0 if eta_t is given.
         steps_per_epoch: number of steps after which t increases by one; 1 counts steps. (The paper
             updates the rate "per round" and calls T both the number of passes over the data and the
             number of steps.)
@@ -69,9 +69,9 @@ class LangevinOptimizer(DPKerasOptimizer, keras.optimizers.SGD):
             "automatic" or "adaptive", as in `DPKerasOptimizer`.
         composition: name of the composition recipe that the claimed epsilon follows (one of
             `accounting.mechanisms.READINGS`), or None.
-        noise_multiplier: z >= 0: standard deviation of the noise on the sum, in units of C: 2 sigma of
-            the paper, whose noise is N(0, 4 C^2 sigma^2); or a sequence with one number for each step.
-        **kwargs: those of `DPKerasOptimizer` and `keras.optimizers.SGD`.
+        noise_multiplier: z >= 0: standard deviation of the noise on the sum, in units of C: twice the
+            paper's sigma, with noise N(0, 4 C^2 sigma^2); or a sequence with one number for each step.
+        **kwargs: arguments of `DPKerasOptimizer` and `keras.optimizers.SGD`.
 
     Raises:
         ValueError: an argument is invalid.
@@ -95,7 +95,7 @@ class LangevinOptimizer(DPKerasOptimizer, keras.optimizers.SGD):
             exponent = 1.0 if learning_rate_exponent is None else learning_rate_exponent
             learning_rate = PowerDecay(learning_rate, exponent, steps_per_epoch)
         elif learning_rate_exponent:
-            expected = "0 with a learning rate that has a schedule already"
+            expected = "0 with a learning rate that already has a schedule"
             refuse(
                 "learning_rate_exponent", expected, learning_rate_exponent, "Remove one of the two."
             )

@@ -1,15 +1,15 @@
 """Correlated noise (matrix factorization): the noise of a step cancels part of the earlier noise.
 
-Formal guarantee: an update sees the gradients of step t only through (G_t + C y_t) / L with G_t the
-sum of clipped gradients, C the clip norm, and z-scaled noise y = S^-1 xi with S the strategy
+Formal guarantee: an update depends on the gradients of step t only through (G_t + C y_t) / L, with
+G_t the sum of clipped gradients, C the clip norm, and z-scaled noise y = S^-1 xi with S the strategy
 (`noise.correlated`), so that all updates together are a matrix mechanism
 (`accounting.mechanisms.matrix`). The strategy is a public matrix that was fixed before training.
 Everything else an optimizer does (learning rate, momentum, Adam's moments) is post-processing, and may
 change at any time.
 
-The past noise is as secret as the gradients: anyone who knows it can subtract it. No save path of Keras
-or TensorFlow includes it, so a model that was saved and loaded starts a new run with fresh noise, and
-the ledger composes both runs. Only `BackupAndRestore` resumes a run in another process.
+Past noise is as secret as the gradients: anyone who knows it can subtract it. No save path of Keras or
+TensorFlow includes it, so a saved and reloaded model starts a new run with fresh noise, and the ledger
+composes both runs. Only `BackupAndRestore` resumes a run in another process.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from tfdp.optimizers.factory import make_class
 
 
 class MatrixDPOptimizer(DPKerasOptimizer):
-    """Base of the optimizers with correlated noise; `make_matrix_optimizer_class` makes them.
+    """Base of the optimizers with correlated noise; see `make_matrix_optimizer_class`.
 
     The noise of a step cancels part of the earlier noise, so that the sum of all updates has less of it
     (Denisov et al. 2022, "Improved Differential Privacy for SGD via Optimal Private Linear Operators on
@@ -40,16 +40,16 @@ class MatrixDPOptimizer(DPKerasOptimizer):
         strategy: "identity" (DP-SGD), "prefix_sum" (SI-DPSGD's noise), "sqrt_toeplitz",
             "banded_toeplitz" (optimized numerically), or a `tfdp.accounting.Strategy`.
         bands: number of nonzero coefficients of the strategy; the state has bands - 1 float32 numbers
-            for each weight. "banded_toeplitz" needs it: with cyclic Poisson lots, at most their number
-            of groups, which the amplification needs; with a fixed order, at most the steps of an
-            epoch. With "sqrt_toeplitz", None takes `steps` bands.
-        objective: "mean" or "max": the error that "banded_toeplitz" minimizes; None takes "mean".
+            for each weight. Required for "banded_toeplitz": with cyclic Poisson lots, at most the
+            number of groups, as the amplification needs; with a fixed order, at most the steps of an
+            epoch. With "sqrt_toeplitz", None means `steps` bands.
+        objective: "mean" or "max": the error that "banded_toeplitz" minimizes; None means "mean".
         steps: planned number of steps, for which "banded_toeplitz" is optimized. Further steps use
             the same strategy and are accounted correctly, but the strategy is no longer optimal.
-        *args, **kwargs: those of the Keras optimizer and of `DPKerasOptimizer`.
+        *args, **kwargs: arguments of the Keras optimizer and of `DPKerasOptimizer`.
 
     Raises:
-        ValueError: an argument is invalid, or one that the strategy needs is missing.
+        ValueError: an argument is invalid, or missing although the strategy needs it.
     """
 
     mechanism = Matrix
@@ -89,8 +89,8 @@ class MatrixDPOptimizer(DPKerasOptimizer):
         return [total + draw for total, draw in zip(bounded.sums, noise, strict=True)], scale
 
     def get_config(self):
-        # The coefficients are saved, not the settings that produced them, so that a loaded optimizer
-        # has exactly the same strategy.
+        # Saves the coefficients rather than the settings that produced them, so that a loaded
+        # optimizer has exactly the same strategy.
         return super().get_config() | {"strategy": dataclasses.asdict(self.strategy)}
 
     def secret_state(self):
@@ -101,8 +101,8 @@ class MatrixDPOptimizer(DPKerasOptimizer):
     def resume(self, session, state, lost):
         super().resume(session, state, lost)
         self._correlated.take_up(state)
-        # The noise of the lost steps, a function of key and step: that of later steps is correlated
-        # with it.
+        # Later noise is correlated with the noise of the lost steps, which is recomputed from key and
+        # step.
         source, shapes = NoiseSource.with_key(state["key"]), [v.shape for v in session.variables]
         table = np.ravel(session.run.mechanism.noise_multiplier)
         for step in range(session.entry.taken - lost, session.entry.taken):
@@ -141,7 +141,7 @@ def _as_strategy(strategy, bands, objective, steps) -> Strategy:
 
 
 def make_matrix_optimizer_class(base: type) -> type[DPKerasOptimizer]:
-    """Returns a subclass of a Keras optimizer class that trains with correlated noise.
+    """Creates a subclass of a Keras optimizer class that trains with correlated noise.
 
     The class is called `MatrixDP<Base>Optimizer` and is registered for serialization under this name,
     as with `make_dp_optimizer_class`.
@@ -150,7 +150,7 @@ def make_matrix_optimizer_class(base: type) -> type[DPKerasOptimizer]:
         base: a subclass of `keras.optimizers.Optimizer`.
 
     Raises:
-        TypeError: `base` is not such a class, or is private already.
+        TypeError: `base` is not such a class, or is already private.
 
     Example:
         >>> import keras, numpy as np, tfdp

@@ -1,15 +1,15 @@
-"""From the noisy sums of a lot to the gradients that an update rule is given."""
+"""Converts the noisy sums of a lot to the gradients for an update rule."""
 
 import tensorflow as tf
 
 
 def means_of(totals: list, divisor: int, penalties: list) -> list:
-    """Returns means over a nominal lot, with the gradients of the weight regularizers.
+    """Returns means over a nominal lot, plus the gradients of the weight regularizers.
 
     Args:
         totals: noisy sums over the lot, one tensor for each variable.
         divisor: number of examples (microbatches) in a nominal lot.
-        penalties: for each variable the gradient of its regularizer, or None.
+        penalties: for each variable, the gradient of its regularizer, or None.
     """
     divisor = tf.constant(float(divisor), totals[0].dtype)
     means = [total / divisor for total in totals]

@@ -11,7 +11,7 @@ from tfdp.optimizers.sgld import SGLDOptimizer
 from tfdp.optimizers.si_dpsgd import SIDPSGDOptimizer
 
 # Each entry maps a Keras optimizer class (the update rule) to the private optimizer class. Mechanisms
-# with an update rule of their own ignore the argument.
+# with their own update rule ignore the argument.
 MECHANISMS: dict[str, Callable[[type], type[DPKerasOptimizer]]] = {
     DPKerasOptimizer.mechanism.name: make_dp_optimizer_class,
     SIDPSGDOptimizer.mechanism.name: lambda base: SIDPSGDOptimizer,

@@ -1,6 +1,6 @@
 """SGD with noise in its updates, without a guarantee (SI-DPSGD, section 3).
 
-This is the other way of the paper to introduce noise into weights, beside `tfdp.layers.NoisyWeights`.
+This is the paper's second way to add noise to weights, besides `tfdp.layers.NoisyWeights`.
 It is not a mechanism of differential privacy: no gradient is bounded.
 """
 
@@ -18,18 +18,18 @@ _WORD = 2**32
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class NoisySGD(keras.optimizers.SGD):
-    """Keras' SGD on gradients with Gaussian noise: w <- w - learning_rate * (g + update_noise * n).
+    """Keras' SGD with noisy gradients: w <- w - learning_rate * (g + update_noise * n).
 
-    Each step and each weight have noise of their own, and momentum is taken of noisy gradients.
+    Each step and each weight have independent noise, and momentum averages the noisy gradients.
 
     Args:
         update_noise: standard deviation of the noise on every entry of the gradient; at least 0.
-        seed: a seed word of the noise from 0 to 2**32 - 1; by default from the operating system's
-            entropy.
-        **kwargs: those of `keras.optimizers.SGD`.
+        seed: an integer seed of the noise, from 0 to 2**32 - 1; None draws it from the operating
+            system's entropy.
+        **kwargs: arguments of `keras.optimizers.SGD`.
 
     Raises:
-        ValueError: `update_noise` is negative, infinite or NaN, or `seed` is no seed word.
+        ValueError: `update_noise` is negative, infinite or NaN, or `seed` is out of range.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -65,7 +65,7 @@ class NoisySGD(keras.optimizers.SGD):
         for number, gradient in enumerate(grads):
             if gradient is not None:
                 gradient = tf.convert_to_tensor(gradient)
-                # Above the seed word, each weight has a number of its own.
+                # The bits above the seed number the weights.
                 seed = tf.stack([tf.constant(self._word + number * _WORD, tf.int64), step])
                 noise = tf.random.stateless_normal(tf.shape(gradient), seed)
                 gradient += tf.cast(self.update_noise * noise, gradient.dtype)

@@ -5,13 +5,13 @@ Welling and Teh 2011, with steps of size eta_t / N on a loss that is a mean over
     theta_{t+1} = theta_t - eta_t / 2 (gradient of the mean loss) + N(0, eta_t / N)
 
 In the long run, the weights are draws from the posterior, with the prior that the weight regularizers
-define. For privacy the noise has to be at least that of the mechanism, so the larger of the two is
+define. For privacy, the noise has to be at least that of the mechanism, so the larger of the two is
 added. The dropout paper says only that it "uses SGLD to update the weights" of its baseline; this is
 our reading. SGLD differs from `DPDropoutOptimizer` in its noise at small learning rates: the noise of a
-private gradient shrinks with eta_t, Langevin noise with its square root.
+private gradient shrinks with eta_t, and Langevin noise with its square root.
 
-Formal guarantee: the guarantee of the noise multiplier z; the accounting uses no other noise. A step
-with more noise is a step with the stated noise to which independent noise was added afterwards.
+Formal guarantee: that of the noise multiplier z, the only noise in the accounting. A step with more
+noise is a step with the stated noise, plus independent noise as post-processing.
 """
 
 from typing import Unpack
@@ -27,18 +27,18 @@ from tfdp.optimizers.langevin import LangevinOptimizer
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class SGLDOptimizer(LangevinOptimizer):
-    """Langevin dynamics whose noise is at least that of the mechanism: the baseline of DP dropout.
+    """Langevin dynamics with at least the noise of the mechanism: the baseline of DP dropout.
 
     A step is half the learning rate times the noisy mean gradient (Welling and Teh 2011, "Bayesian
-    Learning via Stochastic Gradient Langevin Dynamics"); the noise is the larger one of Langevin
-    dynamics and of the noise multiplier.
+    Learning via Stochastic Gradient Langevin Dynamics"). The noise is the larger one of that of
+    Langevin dynamics and that of the noise multiplier.
 
     Args:
         num_examples: public number N of examples.
-        **kwargs: those of `LangevinOptimizer`.
+        **kwargs: arguments of `LangevinOptimizer`.
 
     Raises:
-        TypeError: there is no such argument.
+        TypeError: an argument is unknown.
         ValueError: an argument is invalid.
 
     Example:
@@ -64,8 +64,8 @@ class SGLDOptimizer(LangevinOptimizer):
         self.num_examples = num_examples
 
     def _stddev(self, noise_multiplier, bounded, session):
-        # The sum of the lot moves a weight by eta_t / (2 L), so Langevin noise of standard deviation
-        # sqrt(eta_t / N) on the weight is 2 L / sqrt(eta_t N) on the sum.
+        # The sum of the lot moves a weight by eta_t / (2 L), so Langevin noise with standard deviation
+        # sqrt(eta_t / N) on the weight is noise with 2 L / sqrt(eta_t N) on the sum.
         rate = tf.cast(self.learning_rate, tf.float32)
         langevin = 2.0 * session.divisor * tf.math.rsqrt(rate * float(self.num_examples))
         private = super()._stddev(noise_multiplier, bounded, session)

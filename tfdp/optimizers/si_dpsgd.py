@@ -1,4 +1,4 @@
-"""SI-DPSGD: noise in the weights, not in the path of their means.
+"""SI-DPSGD: noise on the weights, around means that are updated without noise.
 
 SI-DPSGD paper, Algorithm 1:
 
@@ -6,13 +6,13 @@ SI-DPSGD paper, Algorithm 1:
     theta_{t+1} = mu_{t+1} + eta_t C z / L * N(0, I)    (the weights of the model, which are released)
 
 with g_t the clipped gradients at theta_t, averaged over the nominal lot size. The rates eta_t come from
-the table in the session's run, even if a schedule gives other values by now. Means and velocities are
+the table in the session's run, even if a schedule has changed since. Means and velocities are
 float64: they are rounded before the noise is added, and in float32 one example would move every
 coordinate that crosses a rounding boundary by a whole unit in the last place.
 
 Formal guarantee: an observer of every theta sees a matrix mechanism with noise on prefix sums
 (`accounting.mechanisms.si_dpsgd`); there is no guarantee against an observer of any mu. The means are
-held where Keras and TensorFlow do not save them. Only `release_means`, which the accounting covers,
+stored where Keras and TensorFlow do not save them. Only `release_means`, which the accounting covers,
 releases them.
 """
 
@@ -31,7 +31,7 @@ from tfdp.optimizers.arguments import ClippingArguments, Rate
 from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
 from tfdp.optimizers.means import means_of
 
-# Keras' arguments that would change the means.
+# Keras arguments that would change the means.
 _REFUSED = ("use_ema", "weight_decay", "clipnorm", "clipvalue", "global_clipnorm")
 
 
@@ -41,10 +41,10 @@ class _Hidden:
     This is a plain object, which Keras neither tracks nor saves.
 
     Args:
-        rule: a Keras optimizer that moves the means, or None for SGD.
-        variables: the weights, at which the means start.
+        rule: a Keras optimizer that updates the means, or None for SGD.
+        variables: the weights, the initial values of the means.
         first: number of the first step, for the schedule of `rule`.
-        momentum: whether to make velocities.
+        momentum: whether to create velocities.
     """
 
     def __init__(self, rule=None, variables=(), first=0, momentum=False):
@@ -53,7 +53,7 @@ class _Hidden:
             keras.Variable(tf.cast(v, tf.float64), dtype="float64", trainable=True, name="mean")
             for v in values
         ]
-        # The weights that the model was given last, to detect later changes from outside.
+        # The weights that the model was last given, to detect changes from outside.
         self.shown = [tf.Variable(v, trainable=False) for v in values]
         self.velocities = [
             tf.Variable(tf.zeros(v.shape, tf.float64), trainable=False) for v in values * momentum
@@ -75,33 +75,33 @@ class _Hidden:
 class SIDPSGDOptimizer(DPKerasOptimizer):
     """SI-DPSGD with SGD, momentum or Nesterov momentum on the means.
 
-    The optimizer keeps un-noised means of the weights, a secret, and shows the model the means with
+    The optimizer keeps secret, un-noised means of the weights, and gives the model the means plus
     fresh noise (Davody, Adelani, Kleinbauer and Klakow 2020, "Robust Differentially Private Training of
     Deep Neural Networks", Algorithm 1). The proven epsilon is often far larger than the paper's.
 
     With momentum, v <- beta v + g; mu <- mu - eta v (or eta (g + beta v) for Nesterov), as in the
-    authors' PyTorch code: the learning rate is outside of the velocity. The noise is *not* inside the
+    authors' PyTorch code: the learning rate is not part of the velocity. The noise is *not* inside the
     momentum, so momentum 0.9 multiplies the effect of one example on the weights by up to 10; the
     proven epsilon accounts for it.
 
-    Assign weights between two fits only: the next step of a fit undoes what a callback assigned.
+    Assign weights only between two fits: the next step of a fit overwrites values from a callback.
 
     Args:
-        learning_rate: a float, or a `keras.optimizers.schedules.LearningRateSchedule`. It scales the
-            noise too and enters the accounting, so it cannot be assigned later.
+        learning_rate: a float, or a `keras.optimizers.schedules.LearningRateSchedule`. It also scales
+            the noise and enters the accounting, so it cannot be assigned later.
         momentum: beta in [0, 1); default 0.
         nesterov: whether the momentum is Nesterov's; default False.
-        update_rule: a Keras optimizer that moves the means in place of SGD; its learning rate also
+        update_rule: a Keras optimizer that updates the means instead of SGD; its learning rate also
             scales the noise. Its state is secret and un-noised like the means, so no finite epsilon
             can be proven, and it requires guarantee="claimed".
-        guarantee: "proven", or "claimed" for reproducing the paper's figures.
-        release: "theta", one draw of the weights, frozen; or "mu", the means themselves, which the
-            authors' code evaluates: no finite epsilon can be proven then.
+        guarantee: "proven", or "claimed" to reproduce the paper's results.
+        release: "theta", one draw of the weights, frozen; or "mu", the means themselves, as evaluated
+            by the authors' code, for which no finite epsilon can be proven.
         name: name of the optimizer.
-        **kwargs: those of `DPKerasOptimizer`.
+        **kwargs: arguments of `DPKerasOptimizer`.
 
     Raises:
-        ValueError: an argument is invalid, or is one that the accounting does not cover.
+        ValueError: an argument is invalid, or the accounting does not cover it.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -185,7 +185,7 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
     def mechanism_fields(self, variables) -> dict:
         rule = self._hidden.rule
         return super().mechanism_fields(variables) | {
-            # The suffix keeps any rule's name from being one that the accounting takes for linear.
+            # The suffix prevents the accounting from treating the rule as linear because of its name.
             "optimizer": "sgd" if rule is None else f"{type(rule).__name__} on the means",
             "momentum": self.momentum,
             "nesterov": self.nesterov,
@@ -202,30 +202,29 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
         return fields | {"learning_rates": rates}
 
     def begin(self, session) -> None:
-        """Starts the means at the weights, which are public, with no velocity.
+        """Starts the means at the public weights, without velocity.
 
-        Earlier training reaches the new session only through the released weights.
+        Earlier training affects the new session only through the released weights.
 
         Args:
             session: the session that was opened.
 
         Raises:
-            ValueError: a weight has a constraint, which would have to hold for the secret means, or
-                less precision than float32.
+            ValueError: a weight has a constraint, which would also have to apply to the secret means,
+                or less precision than float32.
         """
         variables = session.variables
         constrained = [v.path for v in variables if getattr(v, "constraint", None) is not None]
         if constrained:
             raise ValueError(
-                f"SI-DPSGD cannot keep the constraints of {constrained}, because its means are secret. "
-                "Remove the constraints."
+                f"SI-DPSGD does not support the constraints of {constrained}, because its means are "
+                "secret. Remove the constraints."
             )
         coarse = sorted({v.dtype for v in variables} - {"float32", "float64"})
         if coarse:
             raise ValueError(
-                "SI-DPSGD starts its means at the weights of the model, which are too coarse in "
-                f"{coarse}. Use float32 or float64 weights; those of the policy mixed_bfloat16 are "
-                "float32."
+                "SI-DPSGD starts its means at the weights of the model, whose precision is too low in "
+                f"{coarse}. Use float32 or float64 weights, such as those of the policy mixed_bfloat16."
             )
         super().begin(session)
         first = int(self.iterations.numpy())
@@ -238,9 +237,9 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
         return {name: keras.ops.convert_to_numpy(value) for name, value in named}
 
     def resume(self, session, state, lost):
-        """Resumes with the means of the last step that was saved; see docs/decisions/crashes.md.
+        """Resumes with the means of the last saved step; see docs/decisions/crashes.md.
 
-        After lost steps velocities start at zero, so that no earlier record moves a later mean by
+        After lost steps, velocities start at zero, so that no earlier record moves a later mean by
         more than it would have without the loss.
         """
         super().resume(session, state, lost)
@@ -249,7 +248,7 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
                 variable.assign(state[name])
 
     def continues(self, session) -> bool:
-        """Whether the weights are those that this optimizer assigned last."""
+        """Whether the weights are those that this optimizer last assigned."""
         variables, shown = session.variables, self._hidden.shown
         same = len(variables) == len(shown) and all(
             np.array_equal(v.numpy(), last.numpy(), equal_nan=True)
@@ -257,7 +256,7 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
         )
         if not same:
             logging.info(
-                "SI-DPSGD: the weights were changed from outside; the means start again at them."
+                "SI-DPSGD: the weights were changed from outside; the means restart from them."
             )
         return same
 
@@ -297,7 +296,7 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
             mean.assign(tf.convert_to_tensor(mean) - rate * direction)
 
     def release_means(self, variables) -> None:
-        """Writes the un-noised means into the model: publishing them has no finite guarantee.
+        """Writes the un-noised means into the model. Publishing them has no finite guarantee.
 
         Args:
             variables: the trainable variables of the model.
@@ -329,7 +328,7 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
 
 
 def evaluate_schedule(schedule, steps: int, first: int = 0) -> tuple[float, ...]:
-    """Returns the learning rates of a schedule, as the float32 numbers that training will use.
+    """Returns the learning rates of a schedule, as the float32 values used in training.
 
     Args:
         schedule: a `keras.optimizers.schedules.LearningRateSchedule`.

@@ -1,4 +1,4 @@
-"""Settings that the accountant and a training have in common, each declared once."""
+"""Settings shared by the accountant and training, each declared once."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ from tfdp.accounting.numerics.noise_families import FAMILIES
 from tfdp.accounting.sampling import sampling_names
 from tfdp.accounting.strategies import OBJECTIVES, STRATEGIES
 
-# The privacy budget of a training for which neither epsilon nor noise is set.
+# The default privacy budget of a training, if neither epsilon nor noise is set.
 USUAL_EPSILON = 2.0
 
 
@@ -99,7 +99,7 @@ objective = Setting(
 
 
 def settings_of(declared: type) -> dict[str, Setting]:
-    """Returns the settings of a dataclass; those of some mechanisms only need one of these."""
+    """Returns the settings of a dataclass; mechanism-specific ones need one of their mechanisms."""
     own = {name for each in mechanism_names() for name in mechanism_class(each).settings}
     known = declared_settings(declared)
     for name in own & known.keys():

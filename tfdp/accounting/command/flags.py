@@ -15,12 +15,12 @@ from tfdp.accounting.run import STARTS
 
 # What --table can vary.
 TABLES = ("noise_multiplier", "epochs", "steps", "lot_size", "num_examples", "delta", "epsilon")
-# Flags that other commands have, and what to do here.
+# Flags of other commands, and the advice to give here.
 _ELSEWHERE = {
     "dataset": "Pass the number of its examples as --num_examples.",
     "l2_norm_clip": "It cancels in every guarantee. Leave it out.",
     "max_grad_norm": "It cancels in every guarantee. Leave it out.",
-    "sample_rate": "Pass --num_examples and --lot_size, whose ratio it is.",
+    "sample_rate": "Pass --num_examples and --lot_size, which determine it.",
     "used_microbatching": "Pass --microbatch_size, the number of examples clipped together.",
 }
 _ENCODED = Need("mechanism", lambda name: "noise" in mechanism_class(name).settings)
@@ -30,8 +30,8 @@ _ENCODED = Need("mechanism", lambda name: "noise" in mechanism_class(name).setti
 class Flags:
     """Values of all flags. The help of each is in `SETTINGS`.
 
-    `num_examples` and `lot_size` have no default; `plan.check_complete` refuses flags without them.
-    `typed` and `chosen` have the names of the flags that the user typed, and that `plan` chose.
+    `num_examples` and `lot_size` have no default; `plan.check_complete` raises without them.
+    `typed` and `chosen` are the names of the flags that the user typed, and that `plan` chose.
     """
 
     noise_multiplier: float | None = common.noise_multiplier.field(
@@ -113,13 +113,13 @@ class Flags:
     chosen: tuple[str, ...] = ()
 
     def choose(self, **values: Any) -> "Flags":
-        """Returns a copy with values of flags that were not typed; None chooses nothing."""
+        """Returns a copy that has these values, except None, in the flags that were not typed."""
         new = {n: v for n, v in values.items() if n not in self.typed and v is not None}
         return dataclasses.replace(self, **new, chosen=(*self.chosen, *new))
 
 
 SETTINGS = common.settings_of(Flags)
-# The flag of each spelling.
+# Name of the flag for each accepted spelling.
 _SPELLINGS = {also: name for name, known in SETTINGS.items() for also in (name, *known.also)}
 
 
@@ -143,7 +143,7 @@ def parse(argv: Sequence[str], doc: str | None = None) -> Flags:
 
 
 def _spelled(word: str) -> str:
-    """The usual spelling of a flag; ValueError for one that other commands have."""
+    """The usual spelling of a flag. Raises ValueError for a flag of other commands."""
     name, equals, value = word.partition("=")
     name = name[2:].replace("-", "_")
     if word[:2] != "--" or not name:
@@ -182,11 +182,11 @@ def _values(texts: str, kind: type) -> list[int | float]:
     if ".." not in texts:
         values = [kind(text) for text in texts.split(",")]
         if len(set(values)) < len(values):
-            raise ValueError(f"they have to differ, and {texts!r} has one twice")
+            raise ValueError(f"values have to differ, but {texts!r} repeats one")
         return values
     low, high = (kind(text) for text in texts.split("..", 1))
     if not 0 < low < high < float("inf"):
-        raise ValueError(f"a range goes upwards from above 0, and {texts!r} does not")
+        raise ValueError(f"a range has to be positive and increasing, but {texts!r} is not")
     between = [float(f"{low * (high / low) ** (i / 8):.2g}") for i in range(1, 8)]
     if kind is int:
         between = [round(value) for value in between]

@@ -1,4 +1,4 @@
-"""From the flags to a run: what is left open is chosen as training chooses it, and recorded."""
+"""Turns flags into a run; missing values get the defaults of training and are recorded."""
 
 import dataclasses
 import functools
@@ -31,9 +31,9 @@ _ASKED = (
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A run that the flags describe; with a budget, its noise multiplier is 0 until `with_noise`.
+    """The run of some flags; with a budget, its noise multiplier is 0 until `with_noise`.
 
-    `notes` are sentences about what was chosen.
+    `notes` are sentences about the defaults that were chosen.
     """
 
     run: Run
@@ -97,7 +97,7 @@ def plan(flags: Flags) -> Plan:
     """Describes the run of complete flags.
 
     Raises:
-      ValueError: If a value is not valid, or does not go with the others.
+      ValueError: If a value is invalid, or conflicts with another one.
     """
     kind = mechanism_class(flags.mechanism)
     names = field_names(kind)
@@ -121,7 +121,7 @@ def plan(flags: Flags) -> Plan:
             )
     groups = flags.groups or 1
     if (rest := flags.num_examples % groups) and flags.num_examples >= groups:
-        # Training leaves them out as well.
+        # Training also leaves them out.
         flags = dataclasses.replace(flags, num_examples=flags.num_examples - rest)
         notes.append(f"{rest} examples are left out, so that the {groups} groups are equal.")
     if "encoding" in names:
@@ -163,5 +163,5 @@ def _learning_rates(flags: Flags, steps: int) -> float | tuple[float, ...]:
 
 
 def flag_words(values: dict[str, Any]) -> str:
-    """Flags as one would type them."""
+    """Flags as on a command line."""
     return " ".join(flag_of(name, value) for name, value in values.items())

@@ -18,10 +18,10 @@ def check(path: str) -> Path:
     """
     file = Path(path)
     if file.suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise ValueError(f"--plot={path} is no .png, .pdf or .svg file. Use one of these endings.")
+        raise ValueError(f"--plot={path} is not a .png, .pdf or .svg file. Use one of these.")
     if not file.parent.is_dir():
         raise ValueError(
-            f"The folder of --plot={path} does not exist. Make it, or name another file."
+            f"The folder of --plot={path} does not exist. Create it, or choose another."
         )
     if importlib.util.find_spec("matplotlib") is None:
         raise ValueError(
@@ -31,7 +31,7 @@ def check(path: str) -> Path:
 
 
 def draw(table: Table, path: Path) -> None:
-    """Draws epsilon, or the noise for a budget, against the flag that varies."""
+    """Plots epsilon, or the noise for a budget, against the flag that varies."""
     figure, (axis,) = new_figure(7.2, 4.5)
     label = table.name.replace("_", " ")
     axis.set_xlabel(label)
@@ -45,7 +45,7 @@ def draw(table: Table, path: Path) -> None:
 
 
 def _epsilon_curves(axis, table: Table) -> list[float]:
-    """Draws both epsilons; returns the values that were drawn."""
+    """Plots both epsilons and returns the plotted values."""
     delta, drawn = table.common("delta"), []
     axis.set_ylabel("epsilon" if delta is None else f"epsilon (at delta = {delta:g})")
     for kind, label, colour, style in (
@@ -66,7 +66,7 @@ def _epsilon_curves(axis, table: Table) -> list[float]:
 
 
 def _noise_curve(axis, table: Table) -> list[float]:
-    """Draws the noise that meets the budget; returns the values that were drawn."""
+    """Plots the noise that meets the budget and returns the plotted values."""
     flags = table.rows[0].flags
     axis.set_ylabel("noise multiplier that meets the budget")
     budget = "each epsilon" if table.name == "epsilon" else f"epsilon {flags.epsilon:g}"
@@ -77,7 +77,7 @@ def _noise_curve(axis, table: Table) -> list[float]:
 
 
 def _scales(axis, table: Table, drawn: list[float]) -> None:
-    """Logarithmic axes with plain numbers for values that differ by a factor of 8 and more."""
+    """Makes axes logarithmic, with plain numbers, if values differ by a factor of 8 or more."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     for name, one, values in (("x", axis.xaxis, table.values), ("y", axis.yaxis, drawn)):

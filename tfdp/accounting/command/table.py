@@ -15,7 +15,7 @@ _BAR = 24
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Plans for several values of the flag `name`, with the noise of the budget if there is one."""
+    """Plans for several values of the flag `name`, calibrated to the budget if there is one."""
 
     name: str
     values: tuple[int | float, ...]
@@ -23,20 +23,20 @@ class Table:
 
     @property
     def budget(self) -> bool:
-        """Whether the noise of each row is that of a budget."""
+        """Whether the noise of each row is calibrated to a budget."""
         return self.rows[0].flags.epsilon is not None
 
     def common(self, name: str) -> Any:
-        """The value that a flag has in all rows, typed or chosen; None if it differs or is not set."""
+        """The common value of a flag in all rows, typed or chosen; None if it differs or is not set."""
         values = {getattr(row.flags, name) for row in self.rows}
         return values.pop() if len(values) == 1 else None
 
 
 def make(flags: Flags, name: str, values: Sequence[int | float]) -> Table:
-    """Computes the rows, all of which are planned before the first is computed.
+    """Computes the rows, after all of them have been planned.
 
     Raises:
-      ValueError: If the flags with one of the values are not valid; the message names the value.
+      ValueError: If the flags are invalid with one of the values, which the message names.
     """
     check_complete(flags, name)
     rows = []

@@ -1,4 +1,4 @@
-"""Random allocation: in each epoch every example is in one lot, drawn uniformly and by itself.
+"""Random allocation: in each epoch, every example is in one lot, drawn uniformly and independently.
 
 One epoch of t lots is dominated, in both orders, by the mixture over i of N(e_i, z^2 I) against
 N(0, z^2 I) in t dimensions (Chua et al. 2024, "Balls-and-bins sampling for DP-SGD"; Feldman and
@@ -8,9 +8,9 @@ is 1, and the hockey-stick divergences are the means of max(Y - e^epsilon, 0) an
 max(1 - e^epsilon Y, 0) under N(0): convex functions of Y.
 
 So the law of any number that exceeds Y in the convex order gives an upper bound on both. Moving the
-mass of X between two points of a lattice onto these two, with its mean unchanged, makes one of X,
-and sums of independent numbers keep the order. Sums on a lattice are convolutions. What is left out
-far away counts as a complete loss, in both orders.
+mass of X between two points of a lattice to these two, with its mean unchanged, gives such a law for
+X, and sums of independent numbers keep the order. Sums on a lattice are convolutions. Truncated tails
+count as a complete loss, in both orders.
 """
 
 import dataclasses
@@ -29,8 +29,8 @@ _FINE = 0.02
 # epoch below which a case is left out.
 _FAR, _LEFT_OUT = 8.0, 1e-17
 _FINEST = 1 << 16
-# Values of X that hardly any lot of an epoch has are large; they are on a coarser lattice of so many
-# points, begin at so many of its steps, and those of an epoch are followed one by one.
+# X is large if hardly any lot of an epoch has such a value. Large values are on a coarser lattice:
+# its number of points, and the step at which it begins. Those of an epoch are enumerated one by one.
 _RARE, _COARSE, _GAP = 1e-3, 1 << 16, 20
 
 # With less noise than this, computing takes long, and amplification changes little.
@@ -67,20 +67,20 @@ def _positive(atoms, infinite: float) -> Losses:
 
 
 def reach(probability: float, multiplier: float) -> float:
-    """About the largest finite loss."""
+    """Approximate largest finite loss."""
     shift = 1 / multiplier
     return shift * _FAR + shift**2 / 2
 
 
 def _sums(lots: int, shift: float, included: bool) -> tuple[list[_Law], float]:
-    """The law of the sum of an epoch's X in parts, and the mass that is left out."""
+    """The law of the sum of an epoch's X, in parts, and the mass that is left out."""
     small, large = _parts(lots, shift)
     rest = lots - 1 if included else lots
-    found, total = [], 0.0  # the total without what rounding may have added
-    for k in range(rest + 1):  # large values beside the example's lot
+    found, total = [], 0.0  # the total, less what rounding may have added
+    for k in range(rest + 1):  # large values in other lots than the example's
         before = total
         cases = [([(small, rest - k)], [(large, k)], False)]
-        if included:  # the lot that has the example has a small or a large value
+        if included:  # the example's lot has a small or a large value
             cases = [
                 ([(small, rest - k), (_weighted(small), 1)], [(large, k)], True),
                 ([(small, rest - k)], [(large, k), (_weighted(large), 1)], False),
@@ -104,11 +104,11 @@ def _mass(terms: Sequence[tuple[_Law, int]]) -> float:
 
 
 def _weighted(law: _Law) -> _Law:
-    """The part under P for the lot that has the example: weighted by X."""
+    """The part under P for the example's lot: weighted by X."""
     return _Law(law.first, law.step, law.chances * law.values)
 
 
-@functools.lru_cache(maxsize=16)  # both orders need sums of about as many small values
+@functools.lru_cache(maxsize=16)  # both orders need sums of similar numbers of small values
 def _sum_of(*terms: tuple[_Law, int]) -> tuple[_Law, float]:
     """The law of the sum of independent numbers, each with its number of copies.
 
@@ -117,7 +117,7 @@ def _sum_of(*terms: tuple[_Law, int]) -> tuple[_Law, float]:
     terms = tuple((law, count) for law, count in terms if count)
     if not terms:
         return _Law(0.0, 1.0, np.ones(1)), 0.0
-    # Laws of a mass below 1 are brought to 1 for the sum, and back.
+    # Laws of a mass below 1 are normalized for the sum, and scaled back.
     step = terms[0][0].step
     grid = sum_of(
         [(Grid(step, 0, law.chances / law.chances.sum(), 0.0), count) for law, count in terms]
@@ -131,8 +131,8 @@ def _sum_of(*terms: tuple[_Law, int]) -> tuple[_Law, float]:
 def _coarser(law: _Law, step: float, weighted: bool) -> _Law:
     """The law on a lattice of a larger step, with each value split between two points.
 
-    That keeps the mean. Where the masses are `weighted` by their values, it keeps the mean that the law
-    had before it was weighted.
+    Splitting keeps the mean. If the masses are `weighted` by their values, it keeps the mean of the
+    law before weighting.
     """
     place = (law.values - law.first) / step
     lower = np.floor(place).astype(int)

@@ -1,4 +1,4 @@
-"""Probabilities of numbers of draws that stay accurate far out in the tail."""
+"""Probabilities of numbers of draws, accurate far out in the tail."""
 
 import math
 
@@ -29,7 +29,7 @@ def binomial(number: int, chance: float, tail: float) -> tuple[np.ndarray, float
 
 
 def hypergeometric(population: int, drawn: int, marked: int) -> np.ndarray:
-    """Probabilities of 0, 1, ... marked ones among `drawn` out of a population, without replacement."""
+    """Probabilities of 0, 1, ... `marked` items among `drawn` ones, drawn without replacement."""
     from scipy import stats  # takes longer to import than everything else here
 
     marked = min(marked, population)

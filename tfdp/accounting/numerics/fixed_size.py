@@ -50,8 +50,8 @@ def rounds(
 ) -> tuple[Component, ...]:
     """One step of DP-SGD with lots of fixed size, as a public mixture of rounds.
 
-    The record is drawn 0, 1, 2, ... times with chances `draws`, and more often, which the rounds leave
-    out, with `overflow`. It `replaces` its term by any other one, or only leaves it out.
+    `draws` are the probabilities that the record is drawn 0, 1, 2, ... times, and `overflow` is that
+    of more draws, which the rounds leave out. `replaces`: its term is replaced, and not only left out.
     """
     pair, unit = ("triangle", 2.0) if replaces else ("slot", 1.0)
     drawn = float(draws[1:].sum())

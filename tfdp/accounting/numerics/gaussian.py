@@ -77,7 +77,7 @@ def epsilon_of_mixture(
 
 
 def mu_of_epsilon(epsilon: float, delta: float) -> float:
-    """About the mu for which a mu-GDP mechanism is (epsilon, delta)-DP; a search starts from it."""
+    """Approximate mu for which a mu-GDP mechanism is (epsilon, delta)-DP; a search starts from it."""
     target = math.log(delta)
 
     def excess(log_mu: float) -> float:

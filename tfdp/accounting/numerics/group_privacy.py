@@ -1,4 +1,4 @@
-"""Group privacy: what a mechanism that is private for one change is for several of them.
+"""Group privacy: the guarantee for several changes that follows from the guarantee for one.
 
 Lemma (Vadhan 2017, "The complexity of differential privacy", lemma 2.2). Let data sets D_0, D_1, ...,
 D_k be such that a mechanism is (e, d)-DP for each D_i and D_(i+1), in both orders. Then, for D_0 and
@@ -18,7 +18,7 @@ from scipy import optimize
 from tfdp.accounting.numerics import attacks, privacy_loss
 from tfdp.accounting.numerics.privacy_loss import Loss, Spent
 
-# Of the logarithm of the delta of one change, and its least value.
+# Tolerance and least value of the logarithm of the delta of one change.
 _TOLERANCE, _LEAST = 1e-6, -600.0
 
 
@@ -33,7 +33,7 @@ def log_sum(epsilon: float, changes: int) -> float:
 def epsilon_of(
     losses: Sequence[Loss], delta: float, changes: int, below: float = math.inf
 ) -> Spent | None:
-    """Epsilon of `changes` changes, two or more, of each of which `losses` are the losses.
+    """Epsilon of two or more `changes`, each with these `losses`.
 
     Returns:
       The epsilon at `delta`; None if it is not below `below`.
@@ -46,7 +46,7 @@ def epsilon_of(
     def excess(log_delta: float) -> float:
         return log_delta + log_sum(of_one(log_delta).epsilon, changes) - target
 
-    # The larger the delta of one change that fits, the smaller is epsilon.
+    # The largest delta of one change that fits gives the smallest epsilon.
     high = low = target - math.log(changes)
     step = 1.0
     while not excess(low) <= 0:
@@ -73,7 +73,7 @@ def epsilon_of(
 def curve_of(
     losses: Sequence[Loss], delta: float, epsilon: float, changes: int = 1
 ) -> attacks.Curve:
-    """A delta that is proven for each epsilon of at least 0, for `changes` changes.
+    """Proven delta for each epsilon of at least 0, for `changes` changes.
 
     `epsilon` is known to be finite at `delta`; see `privacy_loss.curve_of`.
     """

@@ -6,13 +6,13 @@ are y_t = sum_s W[t, s] G_s / C + z xi_t, with G_s the clipped sum of step s and
 
     W[t, s] = (z / (z_t lr_t)) * sum_{r=s..t} lr_r prod_{j=s+1..r} beta_j
 
-for heavy-ball momentum v_t = beta_t v_{t-1} + g_t. For Nesterov momentum, g_t + beta_t v_t takes the
-place of v_t in the update of the means. Here z_t is the noise multiplier of step t, and z is that of
+for heavy-ball momentum v_t = beta_t v_{t-1} + g_t. With Nesterov momentum, the update of the means
+uses g_t + beta_t v_t instead of v_t. Here z_t is the noise multiplier of step t, and z is that of
 the first step. No learning rate and no beta is negative, so W >= 0.
 
 Theorem A. Fix all sampling and let m_s be the multiplicity of the record in step s. The released
 weights are mu-GDP for zero_out adjacency with mu = ||W m|| / z, and a linear loss attains this bound.
-The matrix is never formed; scalar recursions over the steps take its place.
+The matrix is never formed; scalar recursions over the steps replace it.
 """
 
 import dataclasses

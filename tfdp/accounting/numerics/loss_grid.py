@@ -2,7 +2,7 @@
 
 Discretization. The curve of hockey-stick divergences over alpha = e^epsilon is convex. Its chords
 between the points of a grid lie above it, and they are the curve of a distribution of losses on the
-grid. So this distribution dominates the mechanism whatever the interval is (Doroshenko et al. 2022,
+grid. So this distribution dominates the mechanism for every interval (Doroshenko et al. 2022,
 "Connect the dots"), and so do its compositions (Zhu, Dong, Wang 2022). A loss moves by less than one
 interval, and its mean by about interval^2 / 12 only.
 
@@ -137,7 +137,7 @@ class Grid:
         return max(min(math.log(delta / below[index]), float(losses[index])), 0.0)
 
     def tilted(self, order: float) -> tuple["Grid", float]:
-        """The law with chances in proportion to e^(order * loss), and the log of their sum before."""
+        """The law with chances proportional to e^(order * loss), and the log of their sum before."""
         log_sum = self.log_moment(order)
         chances = self.chances * np.exp(np.maximum(order * self.losses - log_sum, -700.0))
         return Grid(self.interval, self.lowest, chances, 0.0), log_sum
@@ -145,13 +145,13 @@ class Grid:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LossDistribution:
-    """Dominating distributions in both orders: two `halves`, or one for both."""
+    """Dominating distributions in both orders: two `halves`, or a common one."""
 
     halves: tuple[Grid, ...]
 
     @property
     def infinite(self) -> float:
-        """Probability of an infinite loss, the larger one of both orders."""
+        """Probability of an infinite loss: the larger one of the two orders."""
         return max(half.infinite for half in self.halves)
 
     def delta(self, epsilon: float) -> float:
@@ -177,7 +177,7 @@ def one_round(
 
 
 def _on_grid(parts: Sequence[tuple[float, Losses]], interval: float) -> tuple[np.ndarray, float]:
-    """Splits each loss between the grid points around it, so that both masses of it are kept."""
+    """Splits each loss between the grid points around it; its masses in both orders are kept."""
     points = 1 + max(math.ceil(losses.values.max(initial=0.0) / interval) for _, losses in parts)
     total, infinite = np.zeros(points + 1), 0.0
     for weight, losses in parts:
@@ -220,7 +220,7 @@ def composed(
     """Composition of independent rounds; None where a grid would exceed `most_points` points.
 
     All distributions have one interval. A point takes about a hundred bytes. With `delta`, rounding is
-    small relative to deltas of about this one, and the result is of no use for much larger ones.
+    small relative to deltas of this size, and the result is useless for much larger ones.
     """
     orders = range(max(len(each.halves) for each, _ in rounds))
     halves = [
@@ -239,8 +239,8 @@ def composed(
 def _composed(rounds: Sequence[tuple[Grid, int]], tilt: float, most_points: int) -> Grid | None:
     """The sum of the losses, computed by way of laws whose chances are multiplied by e^(tilt * loss).
 
-    Rounding and aliasing of the tilted sum are small relative to its whole mass, which a tilt by the
-    order of a Chernoff bound brings to the losses whose untilted mass is about delta. Outside of the
+    Rounding and aliasing of the tilted sum are small relative to its whole mass. A tilt by the order of
+    a Chernoff bound moves this mass to losses whose untilted mass is about delta. Outside of the
     range, and at every loss above an epsilon, an error of the tilted mass is multiplied by at most
     e^(log of the moment - tilt * epsilon).
     """
@@ -284,7 +284,7 @@ def sum_of(rounds: Sequence[tuple[Grid, int]], ends: tuple[int, int] | None = No
 
 
 def _sum_on_circle(rounds: Sequence[tuple[Grid, int]], length: int) -> tuple[np.ndarray, float]:
-    """Chances of the sum less its least number, modulo `length`, and a bound on their rounding.
+    """Chances of the sum minus its least value, modulo `length`, and a bound on their rounding.
 
     The bound is for the sum of all errors, which is at most the Euclidean norm of the errors of their
     transform. Each entry of a transform is computed by log2(length) butterflies, each of a few rounded

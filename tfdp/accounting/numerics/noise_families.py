@@ -71,7 +71,7 @@ def log_ratio(
 
 
 def fisher_information(family: str, degrees_of_freedom: float | None = None) -> float:
-    """Location Fisher information at scale 1, which rules small shifts; 1 for a Gaussian."""
+    """Location Fisher information at scale 1, which governs small shifts; 1 for a Gaussian."""
     if family in _FISHER:
         return _FISHER[family]
     if family == "variance_gamma":

@@ -1,7 +1,7 @@
 """Dominating pairs of one round: the two distributions that are hardest to tell apart.
 
-All pairs are mixtures P and Q of Gaussians of standard deviation 1 on a line, and P / Q rises from
-the point on where it is 1. With q the sampling probability, s the sensitivity over the noise and
+All pairs are mixtures P and Q of Gaussians of standard deviation 1 on a line, and P / Q increases
+from the point where it is 1. With q the sampling probability, s the sensitivity over the noise and
 N(c) a Gaussian of mean c, D against D' is
 
     "add"         (1-q) N(0) + q N(s)    against  N(0)
@@ -11,10 +11,10 @@ N(c) a Gaussian of mean c, D against D' is
     "allocation"  see `allocation`
 
 and D' against D is the mirrored pair for "add", the same for "replace" and "triangle", and the pair
-of "triangle" for "slot"; `fixed_size` says why. If a user has k examples, each of them drawn by
-itself, "add" has a binomial number j of them in place of 1, and centres j s.
+of "triangle" for "slot"; `fixed_size` has the proofs. If a user has k examples, each drawn
+independently, "add" has a binomial number j of them instead of 1, and centres j s.
 
-What counts of a pair are its positive losses in both orders, since a negative loss of one order is a
+A pair is described by its positive losses in both orders, since a negative loss of one order is a
 positive one of the other.
 """
 
@@ -32,14 +32,14 @@ from tfdp.accounting.numerics.loss_grid import Losses
 
 PAIRS = ("add", "replace", "slot", "triangle", "allocation")
 
-# Mass that may remain beyond the last loss, and chance of more draws than are followed; each counts
+# Mass that may remain beyond the last loss, and chance of more draws than are enumerated; both count
 # as a complete loss.
 _TAIL = 1e-20
 # Largest width of a cell, and about the largest number of cells.
 _WIDTH, _CELLS = 0.01, 1_000_000
-# e to this number is a float.
+# Largest exponent whose exponential is a float.
 _LARGEST_EXPONENT = 700.0
-# Of Gauss-Legendre quadrature with two nodes, whose weights are 1.
+# Node of Gauss-Legendre quadrature with two nodes, whose weights are 1.
 _NODES = (-1 / math.sqrt(3), 1 / math.sqrt(3))
 
 
@@ -52,7 +52,7 @@ class Component:
       probability: Sampling probability q in (0, 1]; for "allocation" 1 over the number of lots.
       multiplier: Standard deviation of the noise over the sensitivity.
       pair: One of `PAIRS`.
-      examples: Number of examples of one user, all of which come and go together; 1 but for "add".
+      examples: Number of examples of one user, added or removed together; 1 except for "add".
     """
 
     weight: float
@@ -65,7 +65,7 @@ class Component:
         one_of("pair", self.pair, PAIRS)
         drawn = "A record that is never drawn loses nothing: leave it out."
         fraction("probability", self.probability, one=True, remedy=drawn)
-        remedy = "Without noise nothing can be proven: use some."
+        remedy = "Nothing can be proven without noise: use a positive number."
         positive("noise multiplier", self.multiplier, remedy=remedy)
 
 
@@ -84,7 +84,7 @@ class Gaussians:
         for weight, exponent in zip(self.weights, exponents, strict=True):
             near += weight * np.expm1(np.minimum(exponent, _LARGEST_EXPONENT))
         result = np.log1p(np.maximum(near, -0.5))
-        # However small a weight is, its term counts where the exponent is large.
+        # Even the term of a tiny weight counts where the exponent is large.
         far = (near < -0.5) | (near > 1e6)
         for exponent in exponents:
             far |= exponent > _LARGEST_EXPONENT
@@ -140,9 +140,9 @@ def _end(p: Gaussians, weight: float) -> float:
 
 
 def mean_square(part: Component) -> float:
-    """Mean square of the loss of one round where the record contributes nothing, about.
+    """Approximate mean square loss of one round, under the distribution without the record.
 
-    Unlike a mean where it contributes, this one is not ruled by outcomes that hardly ever occur.
+    Under the distribution with it, outcomes that hardly ever occur would dominate the mean.
     """
     if part.pair == "allocation":
         return part.probability * math.expm1(min(part.multiplier**-2, 50.0))
@@ -154,21 +154,21 @@ def mean_square(part: Component) -> float:
 
 
 def variance(part: Component, noise: float) -> float:
-    """Variance of the density ratio of one round, about, with all noise multiplied by `noise`."""
+    """Approximate variance of one round's density ratio, with all noise multiplied by `noise`."""
     part = dataclasses.replace(part, multiplier=part.multiplier * noise)
     if part.pair == "allocation":
         return part.probability * math.expm1(min(part.multiplier**-2, 50.0))
     p, q = orders(part)[0]
     weights = np.concatenate([p.weights, -q.weights])
     centres = np.concatenate([p.centres, q.centres])
-    centres *= min(4.0 / np.abs(centres).max(), 1.0)  # against overflow
+    centres *= min(4.0 / np.abs(centres).max(), 1.0)  # avoids overflow
     return float(weights @ np.expm1(np.outer(centres, centres)) @ weights)
 
 
 def positive_losses(part: Component, fineness: float) -> tuple[Losses, Losses]:
     """The losses of a pair in both orders; the same object twice if they are equal.
 
-    The wanted distance of neighbouring losses is `fineness`; `weight` decides how far out they go.
+    Neighbouring losses are about `fineness` apart; `weight` determines how far out they reach.
     """
     if part.pair == "allocation":
         return allocation.positive_losses(part.probability, part.multiplier)
@@ -180,8 +180,8 @@ def positive_losses(part: Component, fineness: float) -> tuple[Losses, Losses]:
 def _losses(p: Gaussians, q: Gaussians, weight: float, fineness: float) -> Losses:
     """Cuts the line into cells, and puts each cell's masses under P and Q onto its two ends.
 
-    The curve of hockey-stick divergences over e^epsilon is convex, and what is returned are its
-    chords, which lie above it (Doroshenko et al. 2022).
+    The curve of hockey-stick divergences over e^epsilon is convex. The result is a set of its chords,
+    which lie above it (Doroshenko et al. 2022).
     """
 
     def ratio(x):

@@ -26,15 +26,15 @@ _DP_CELLS = 4_000_000
 def draws(run: Run, tail: float) -> tuple[np.ndarray, float] | None:
     """Law of how often a user's examples (or their microbatches) are drawn in one step.
 
-    Returns:
-      (probabilities of 0, 1, ... draws, probability of more); None if no step draws by itself.
+    (probabilities of 0, 1, ... draws, probability of more); None if lots are not drawn independently.
+    (probabilities of 0, 1, ... draws, probability of more); None if no step draws by itself.
     """
     lots = run.sampling.of_groups(run.contribution.microbatch_size)
     return lots.draws(run.contribution.max_examples_per_user, tail)
 
 
 def _drawn(run: Run, tail: float) -> tuple[np.ndarray, float]:
-    """As `draws`, for lots that every step draws by itself."""
+    """As `draws`, for lots that every step draws independently."""
     law = draws(run, tail)
     assert law is not None
     return law
@@ -46,7 +46,7 @@ def _whole(law: Law) -> Law:
     missing = 1.0 - math.fsum(probabilities) - overflow
     if missing > 1e-10:
         return values, probabilities, overflow + missing
-    # So little is rounding, which is relative to each probability and must not consume a tiny delta.
+    # This little is rounding, which is relative to each probability and must not use up a tiny delta.
     return values, probabilities * (1.0 + max(missing, 0.0)), overflow
 
 
@@ -118,7 +118,7 @@ def prefix_sum_law(run: Run, delta: float, bins: int = 50) -> Law:
             row = np.zeros(rise[k] + max(len(row) for _, row in ways))
             for chance, earlier in ways:
                 row[rise[k] : rise[k] + len(earlier)] += chance * earlier
-            # Improbably large sums are dropped; their mass counts as a complete loss.
+            # Improbably large sums are dropped, and their mass counts as a complete loss.
             row, cut = _trim(row, tail / (count * (k_max + 1)))
             rows.append(row)
             overflow += cut

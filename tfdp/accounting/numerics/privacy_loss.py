@@ -27,7 +27,7 @@ from tfdp.accounting.numerics import attacks, gaussian
 from tfdp.accounting.numerics.pairs import Component, variance
 from tfdp.accounting.numerics.subsampled import SubsampledLoss, composed, renyi_divergences
 
-# Largest number of different mu that a random mu has beside amplified steps.
+# Largest number of different values of a random mu that is composed with amplified steps.
 _LEVELS = 64
 # If a composition leaves out more than this share of delta, it is computed for this delta alone.
 _NOTICED = 0.01
@@ -44,8 +44,7 @@ class GaussianLoss:
 class RandomGaussianLoss:
     """A Gaussian mechanism whose mu depends on public randomness only.
 
-    `squares` are mu^2 of the outcomes, `overflow` the chance of those that are not listed, a complete
-    loss.
+    `squares` are mu^2 of the outcomes; `overflow` is the chance of unlisted outcomes, a complete loss.
     """
 
     squares: np.ndarray
@@ -103,9 +102,9 @@ def epsilon_of(losses: Sequence[Loss], delta: float) -> Spent:
 
 
 def curve_of(losses: Sequence[Loss], delta: float) -> attacks.Curve:
-    """The least delta that is proven for each epsilon of at least 0, in both orders of the neighbours.
+    """Least proven delta for each epsilon of at least 0, in both orders of the neighbours.
 
-    `delta`, at which epsilon is finite, decides about the accuracy as in `epsilon_of`.
+    `delta`, at which epsilon is finite, determines the accuracy as in `epsilon_of`.
     """
     mu, random, steps = _sorted(losses)
     if steps:
@@ -123,10 +122,10 @@ def curve_of(losses: Sequence[Loss], delta: float) -> attacks.Curve:
 
 
 def typical_noise(losses: Sequence[Loss], mu: float) -> float:
-    """Factor of the noise with which losses are about as private as a mu-GDP mechanism.
+    """Noise factor at which losses are about as private as a mu-GDP mechanism; 1 without losses.
 
     By the central limit theorem for privacy losses (Bu, Dong, Long, Su 2020), mu^2 is about the sum of
-    the variances. This is no bound; a search starts from it. It is 1 without losses.
+    the variances. A starting point for searches, not a bound.
     """
 
     def excess(log_noise: float) -> float:
@@ -140,7 +139,7 @@ def typical_noise(losses: Sequence[Loss], mu: float) -> float:
 
 
 def _variance(loss: Loss, noise: float) -> float:
-    """About the variance of the density ratio, with all noise multiplied by `noise`."""
+    """Approximate variance of the density ratio, with all noise multiplied by `noise`."""
     if isinstance(loss, GaussianLoss):
         return (loss.mu / noise) ** 2
     if isinstance(loss, RandomGaussianLoss):
@@ -168,7 +167,7 @@ def rdp_to_epsilon(rdp: ArrayLike, delta: float, orders: ArrayLike = ORDERS) -> 
 
 
 def renyi_of(losses: Sequence[Loss]) -> tuple[np.ndarray, float]:
-    """Composed divergences at `ORDERS`, and the probability of the outcomes that they leave out."""
+    """Composed divergences at `ORDERS`, and the probability of the outcomes left out."""
     mu = math.hypot(*(loss.mu for loss in losses if isinstance(loss, GaussianLoss)))
     steps = [
         _mixture(loss) if isinstance(loss, RandomGaussianLoss) else loss
@@ -189,7 +188,7 @@ def _renyi_delta(rdp: np.ndarray, epsilon: float) -> float:
 
 
 def _sorted(losses: Sequence[Loss]):
-    """(mu of all Gaussians, random Gaussians, steps); with steps, the steps have all of them."""
+    """(mu of all Gaussians, random Gaussians, steps); if there are steps, they include the others."""
     mu = math.hypot(*(loss.mu for loss in losses if isinstance(loss, GaussianLoss)))
     random = [loss for loss in losses if isinstance(loss, RandomGaussianLoss)]
     steps = [loss for loss in losses if isinstance(loss, SubsampledLoss | RenyiLoss) and loss.steps]
@@ -214,7 +213,7 @@ def _mixture(loss: RandomGaussianLoss) -> SubsampledLoss:
         for chance, value in zip(at, values, strict=True)
         if chance > 0 and value > 0
     ]
-    # A mu of 0 loses nothing; a part of next to no loss takes its place.
+    # A mu of 0 loses nothing; it is replaced by a part with almost no loss.
     idle = float(at[values == 0].sum())
     if idle:
         parts.append(Component(idle, 1.0, 1e6))
@@ -257,7 +256,7 @@ def _spent_by_steps(steps: tuple[SubsampledLoss | RenyiLoss, ...], delta: float)
 
 @functools.lru_cache(maxsize=2)  # a statement asks for epsilon, and then for the curve
 def _composed(steps, delta):
-    """(probability of outcomes that are left out, distributions of all steps; none if none fits)."""
+    """(probability of outcomes left out, distributions of all steps; empty if none fits)."""
     sampled = [loss for loss in steps if isinstance(loss, SubsampledLoss)]
     overflow = sum(loss.steps * loss.overflow for loss in sampled)
     if len(sampled) < len(steps):
@@ -269,7 +268,7 @@ def _composed(steps, delta):
 
 
 def _renyi(steps) -> tuple[np.ndarray, float]:
-    """Composed divergences at `ORDERS`, and the probability of what they leave out."""
+    """Composed divergences at `ORDERS`, and the probability of outcomes left out."""
     total, left_out = np.zeros(len(ORDERS)), 0.0
     for loss in steps:
         if isinstance(loss, RenyiLoss):

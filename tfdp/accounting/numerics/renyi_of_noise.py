@@ -9,7 +9,7 @@ integer order a the divergence log(sum_k binom(a, k) (1-q)^(a-k) q^k exp(K_k)) /
 Talwar, Zhang 2019, for any product density that is symmetric, in both directions).
 
 All computations use logarithms, because exp(K_k) can overflow. Since the likelihood ratio r has mean
-1, I_k - 1 = E[r^k - 1 - k (r - 1)]. The integrand is of the size of the square of the shift, so even
+1, I_k - 1 = E[r^k - 1 - k (r - 1)]. The integrand scales with the square of the shift, so even
 a million coordinates of size 1e-6 keep their digits. If the quadrature or the interpolation of an order
 does not converge, its divergence is infinite, which never understates the loss.
 """
@@ -45,7 +45,7 @@ _FEW_NODES, _NODES, _SMALL = 24, 96, 1 / 16
 # Where a larger order times the shift exceeds this, interpolation hardly ever converges.
 _LARGEST_INTERPOLATED = 32.0
 _INTERPOLATION_TOLERANCE = 1e-10
-# Intervals of the grid on which the largest value of an interpolant is looked for.
+# Intervals of the grid on which the maximum of an interpolant is computed.
 _POINTS = 4000
 # Relative margin for errors of quadrature, interpolation and rounding, which stay well below it.
 _HAIR = 1e-9
@@ -156,7 +156,7 @@ def corner(
     moments = np.empty(coefficients.shape[0])
     before, now = np.ones_like(x), x
     for j in range(len(moments)):
-        # Not @, whose threads took forty times as long beside other work.
+        # Not @, whose threads took forty times as long on a busy machine.
         moments[j] = (squares * before).sum()
         before, now = now, 2 * x * now - before
     with np.errstate(invalid="ignore"):
@@ -231,8 +231,8 @@ def _interpolant(family: str, largest: float, orders: tuple, degrees_of_freedom:
 def subsampled(moments: np.ndarray, probability: float, orders: Sequence[float]) -> np.ndarray:
     """Divergences of one round in which a record takes part secretly with probability q in (0, 1].
 
-    The moments are K_k for the first of `ORDERS`; all but whole orders up to the last finite one are
-    infinite.
+    The moments are K_k for the first of `ORDERS`. Divergences are infinite except at whole orders up to
+    the last finite moment.
     """
     finite = np.isfinite(moments)
     at = np.concatenate([[0, 1], np.asarray(ORDERS)[: len(moments)][finite]])

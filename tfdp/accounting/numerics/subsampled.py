@@ -1,7 +1,7 @@
 """Steps that the secrecy of the sample amplifies: privacy loss distributions of one round and of many.
 
-A distribution on a grid is an upper bound whatever the interval is. This module chooses intervals that
-fit into memory, and takes Rényi divergences off the same distributions, for the cases that no grid
+A distribution on a grid is an upper bound for every interval. This module chooses intervals that fit
+into memory, and computes Rényi divergences from the same distributions, for cases that no grid
 covers.
 """
 
@@ -48,9 +48,9 @@ def one_round(components: tuple[Component, ...], interval: float) -> loss_grid.L
 def composed(
     sampled: Sequence[SubsampledLoss], delta: float | None = None
 ) -> loss_grid.LossDistribution | None:
-    """The distribution of all losses; None if no grid fits: next to nothing is private.
+    """The distribution of all losses; None if no grid fits, as with almost no privacy.
 
-    With `delta`, it is accurate relative to deltas of about this one.
+    With `delta`, it is accurate relative to deltas of this size.
     """
     finest = _interval(sampled)
     for interval in (each for each in _INTERVALS if finest is not None and each >= finest):
@@ -62,7 +62,7 @@ def composed(
 
 
 def _interval(sampled: Sequence[SubsampledLoss]) -> float | None:
-    """The interval to begin with: fine if one round loses little, coarse if nobody would notice."""
+    """The initial interval: fine if one round loses little, coarse if the effect is negligible."""
     parts = {part for loss in sampled for part in loss.components}
     farthest = max(reach(part) for part in parts)
     deviation = math.sqrt(
@@ -76,7 +76,7 @@ def _interval(sampled: Sequence[SubsampledLoss]) -> float | None:
 
 @functools.lru_cache(maxsize=8)  # trials of a search are often alike
 def renyi_divergences(loss: SubsampledLoss, orders: tuple[float, ...]) -> tuple[np.ndarray, float]:
-    """(upper bounds on the divergences of all rounds in both orders, probability they leave out).
+    """(upper bounds on the divergences of all rounds in both orders, probability left out).
 
     The divergences are infinite if no grid fits.
     """
