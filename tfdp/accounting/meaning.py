@@ -127,8 +127,8 @@ MEANING: Mapping[str, Table] = {
         ),
         "used": (
             always,
-            "An observer who starts at 50:50 ends at most {f.rounded[belief]:g}% sure whether {f.used}, "
-            "except with probability at most {f.rounded[chance]:.2g}.",
+            "An observer who starts at 50:50 ends at most {f.rounded[belief]:g}% sure whether {f.used}"
+            ", except with probability at most {f.rounded[chance]:.2g}.",
         ),
     },
     "rates": {
