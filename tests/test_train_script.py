@@ -187,7 +187,7 @@ def test_a_sweep_trains_what_can_be_trained_and_nothing_twice(tmp_path, script, 
     summary = said.out.partition("Sweep")[2]
     assert f"{100 * record['test_accuracy']:.2f}%" in summary and "failed" in summary
     assert call(script, *arguments) == 0
-    assert capsys.readouterr().out.count("Trained already: ") == 1
+    assert capsys.readouterr().out.count("Already trained: ") == 1
     assert read_record(tmp_path / "r" / "learning_rate=0.1") == record
     # A result with other settings is not taken for this point.
     assert call(script, *arguments, "--l2_norm_clip=9") == 2

@@ -64,7 +64,7 @@ def test_columns_are_encoded_as_declared(table, caplog):
     ("columns", "message"),
     [
         (COLUMNS.replace("age: number 0 100\n", ""), "age: number LOW HIGH"),
-        (COLUMNS.replace("category low, high", "number 0 1"), "label to have classes"),
+        (COLUMNS.replace("category low, high", "number 0 1"), "classes for the label"),
         (COLUMNS.replace("low, high", "low, middle"), "row 26"),
         (COLUMNS.replace("0 100", "100 0"), "line 3"),
         (COLUMNS + "age: ignore", "twice"),

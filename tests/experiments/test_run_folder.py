@@ -153,7 +153,7 @@ def test_a_sweep_has_a_folder_of_its_own(tmp_path):
     make(tmp_path / "finished", "new")
     leave(tmp_path / "unfinished")
     for name in ("finished", "unfinished"):
-        with pytest.raises(ResultError, match="one training"):
+        with pytest.raises(ResultError, match="single training"):
             check_sweep_folder(tmp_path / name)
 
 

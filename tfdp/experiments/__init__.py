@@ -1,6 +1,6 @@
 """Experiments: from settings to a trained model, its test accuracy and its two guarantees.
 
-A name is imported when it is first used, so that settings and flags load without TensorFlow.
+Each name is imported on first use, so that settings and flags load without TensorFlow.
 
 Example:
     >>> from tfdp.experiments import Experiment, run

@@ -1,4 +1,4 @@
-"""Audits an experiment: trains it with canaries and compares with its guarantees."""
+"""Audits an experiment: trains it with canaries and tests its guarantees."""
 
 import importlib.util
 import json
@@ -27,12 +27,12 @@ def audit_experiment(experiment: Experiment, *, canaries: int = 500, **options) 
     """Trains an experiment with canaries and returns the audit.
 
     The canaries are records of the training, so the audited training has more examples than the
-    experiment without them, and noise that is calibrated to an epsilon is calibrated anew.
+    experiment without them, and noise for an epsilon is calibrated again.
 
     Args:
         experiment: the settings.
         canaries: number of canaries.
-        options: arguments of `tfdp.auditing.audit`, such as `runs`, `observe` and `confidence`.
+        **options: arguments of `tfdp.auditing.audit`, such as `runs`, `observe` and `confidence`.
 
     Raises:
         ValueError: the experiment has no privacy to audit, or an argument is not in its range.
@@ -67,16 +67,16 @@ def audit_experiment(experiment: Experiment, *, canaries: int = 500, **options) 
 def attack_experiment(
     experiment: Experiment, *, examples: int = 500, models: int = 16, seed: int = 0
 ) -> Membership:
-    """Runs the attacks of somebody who sees only the released model.
+    """Runs the attacks of an adversary who sees only the released model.
 
     Args:
         experiment: the settings, with or without privacy.
-        examples: number of training examples that coins include or leave out.
+        examples: number of training examples that coin flips include or leave out.
         models: as in `tfdp.auditing.membership_inference`.
-        seed: decides which examples these are, and their coins.
+        seed: seed of the choice of these examples and of their coin flips.
 
     Raises:
-        ValueError: the data set has fewer training examples, or has no single label for each.
+        ValueError: the data set has too few training examples, or not one label for each.
 
     Example:
         >>> from tfdp.experiments import Experiment, attack_experiment

@@ -1,15 +1,15 @@
-"""From a command line to trainings: where the value of each setting comes from.
+"""Turns a command line into trainings, and resolves the sources of each setting.
 
     command.define()
     command.start(main, __doc__)                # and in main:
     points = command.points(sys.argv)
 
-A setting has its default, unless a source sets it. From the weakest source to the strongest:
+A setting has its default unless a source sets it. The sources, from weakest to strongest:
 
 1. the recipe flags/defaults/<dataset>_<mechanism>.cfg, if there is one, and no --flagfile;
 2. the flag files;
-3. what is typed;
-4. the value of a --sweep, of which a flag file's gives way to what is typed.
+3. the command line;
+4. the value of a --sweep (the command line overrides a sweep in a flag file).
 
 Each source is a dictionary of the settings that it sets, and `override` puts a stronger one over a
 weaker one.
@@ -35,7 +35,7 @@ from tfdp.experiments import console, own_data
 from tfdp.experiments.settings import SETTINGS, Experiment
 
 _PACKAGE = Path(tfdp.__file__).parent
-# The folder flags/: of an installed package, or of a clone.
+# The folder flags/ of an installed package or of a clone.
 FLAG_FILES = next(p for p in (_PACKAGE / "flags", _PACKAGE.parent / "flags") if p.is_dir())
 RECIPES = FLAG_FILES / "defaults"
 _DEFAULTS = {name: known.default for name, known in SETTINGS.items()}
@@ -47,8 +47,7 @@ class Point:
 
     Attributes:
         experiment: the settings of the training.
-        values: the swept values as texts, by the names of the settings; empty if the command trains
-            only once.
+        values: the swept values as text, by setting; empty without a sweep.
         read: the flag files, or the recipe, that settings were read from.
     """
 
@@ -58,12 +57,12 @@ class Point:
 
     @property
     def name(self) -> str:
-        """The swept values in one text, unique among the points; also the name of the folder."""
+        """The swept values as one text, unique among the points; also the name of the folder."""
         return ",".join(f"{name}={text}" for name, text in self.values.items()).replace("/", "-")
 
 
 def command_of(experiment: Experiment) -> str:
-    """Returns the command for an experiment, without its folder and what run.json leaves out."""
+    """Returns the command for an experiment, without its folder and unrecorded settings."""
     return f"{console.command_line()} --flagfile={os.devnull} {experiment}"  # so that no recipe is read
 
 
@@ -74,7 +73,7 @@ def define(flag_values: flags.FlagValues = flags.FLAGS, sweeps: bool = True) -> 
         flags.DEFINE_multi_string(
             "sweep",
             None,
-            "Trains once for each value, as in --sweep=epsilon=0.5,1,2. Several make the product.",
+            "Trains once for each value, as in --sweep=epsilon=0.5,1,2; several form a grid.",
             flag_values=flag_values,
             module_name="Sweeps",
         )
@@ -83,7 +82,7 @@ def define(flag_values: flags.FlagValues = flags.FLAGS, sweeps: bool = True) -> 
 def parse(
     argv: Sequence[str], doc: str | None = None, flag_values: flags.FlagValues = flags.FLAGS
 ) -> list[str]:
-    """Like `tfdp._settings.parse`; typed flags win over flag files, wherever they are typed."""
+    """Like `tfdp._settings.parse`; typed flags override flag files, in any order."""
     files, others = _split(argv)
     return _settings.parse([argv[0], *map(_flagfile, files), *others], doc, flag_values)
 
@@ -92,7 +91,7 @@ def start(main: Callable[[list[str]], int], doc: str | None) -> None:
     """Runs a command and exits with its status.
 
     Args:
-        main: a function of the words that are no flags, after the name of the program.
+        main: a function of the program's name and the arguments that are not flags.
         doc: the docstring of the command, for --help.
     """
 
@@ -106,11 +105,11 @@ def start(main: Callable[[list[str]], int], doc: str | None) -> None:
 
 
 def points(argv: Sequence[str], recipes: Path | None = RECIPES) -> list[Point]:
-    """Returns the trainings that a command line asks for, one for each point of the sweeps.
+    """Returns the trainings of a command line, one for each point of the sweeps.
 
     Args:
-        argv: the command line, with the program's name. Flags that are no settings are passed over.
-        recipes: the folder of the recipes; None takes none.
+        argv: the command line, with the program's name. Flags that are not settings are ignored.
+        recipes: the folder of the recipes; None disables recipes.
 
     Raises:
         ValueError: a setting or a sweep is invalid.
@@ -130,10 +129,10 @@ def points(argv: Sequence[str], recipes: Path | None = RECIPES) -> list[Point]:
 
 
 def override(weaker: Mapping[str, Any], stronger: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a weaker source, replaced by those of a stronger one.
+    """Returns the settings of a weaker source, overridden by those of a stronger one.
 
-    Two rules say what else the stronger source silences in the weaker one: the rivals of what it sets
-    (`epochs` for `steps`), and what has no effect beside it (`momentum` with `optimizer=adam`).
+    A setting of the stronger source also removes its rival from the weaker one (`epochs` removes
+    `steps`), and settings that have no effect with it (`optimizer=adam` removes `momentum`).
     """
     rivals = {SETTINGS[name].rival for name in stronger}
     values = {n: value for n, value in weaker.items() if n not in rivals} | dict(stronger)
@@ -149,7 +148,7 @@ def override(weaker: Mapping[str, Any], stronger: Mapping[str, Any]) -> dict[str
 
 
 def _source(words: Iterable[str], where: str = "") -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """Returns what flags set: values, and the swept values as texts, by the names of settings."""
+    """Returns the values that flags set, and the swept values as texts, by setting."""
     known = flags.FlagValues()
     define(known)
     try:
@@ -157,7 +156,7 @@ def _source(words: Iterable[str], where: str = "") -> tuple[dict[str, Any], dict
         fixed = _settings.typed(SETTINGS, known)
         swept = _swept(known["sweep"].value or ())
         if twice := sorted(fixed.keys() & swept.keys()):
-            raise ValueError(f"--{twice[0]} is set and swept. Leave one out.")
+            raise ValueError(f"--{twice[0]} is both set and swept. Leave one out.")
         _settings.check_rivals(SETTINGS, fixed.keys() | swept.keys())
     except (flags.Error, ValueError) as error:
         raise ValueError(f"{where}{error}") from error
@@ -171,7 +170,9 @@ def _swept(sweeps: Iterable[str]) -> dict[str, list[str]]:
         name, _, values = sweep.partition("=")
         if name not in SETTINGS or not SETTINGS[name].recorded:
             meant = did_you_mean(name, [n for n, known in SETTINGS.items() if known.recorded])
-            raise ValueError(f"--sweep={sweep} does not name a setting that run.json holds.{meant}")
+            raise ValueError(
+                f"--sweep={sweep} does not name a setting recorded in run.json.{meant}"
+            )
         if name in found:
             raise ValueError(f"--sweep={name}=... is given twice. Leave one out.")
         found[name] = values.split(",")
@@ -183,7 +184,7 @@ def _swept(sweeps: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns the flag files that a command line names, and its other words."""
+    """Splits a command line into its flag files and its other arguments."""
     files, others, words = [], [], iter(argv[1:])
     for word in words:
         name, equals, path = word.partition("=")
@@ -195,7 +196,7 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _flagfile(path: str) -> str:
-    """Returns the flag for a flag file; `flags/...` is found wherever the command is given."""
+    """Returns the flag for a flag file; `flags/...` is found from every working directory."""
     places = (Path(path).expanduser(), FLAG_FILES.parent / path)
     for place in places:
         if place.exists() and not place.is_dir():
@@ -204,7 +205,7 @@ def _flagfile(path: str) -> str:
 
 
 def _combined(sources, files, recipes) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Returns the values that sources set, with those of a recipe, and the files that were read."""
+    """Returns the values of all sources, including a recipe, and the files that were read."""
     values = functools.reduce(override, sources)
     if files or recipes is None:
         return values, tuple(files)
@@ -218,7 +219,7 @@ def _combined(sources, files, recipes) -> tuple[dict[str, Any], tuple[str, ...]]
 
 
 def _experiment(values: Mapping[str, Any]) -> Experiment:
-    """Returns the experiment with these settings; the files that it names have to be there."""
+    """Returns the experiment with these settings, after checking that its files exist."""
     weights = values.get("initial_weights")
     if weights is not None and not Path(weights).expanduser().is_file():
         raise ValueError(f"--initial_weights={weights} is not a file. Name one, or leave it out.")

@@ -1,4 +1,4 @@
-"""Start and end of a command that trains, in a terminal.
+"""Start and end of a training command in a terminal.
 
 This module imports neither TensorFlow nor Keras.
 """
@@ -13,12 +13,12 @@ from pathlib import Path
 
 
 def command_line() -> str:
-    """The command that trains: python train.py, or tfdp-train if that is running."""
+    """The training command: tfdp-train if that is running, else python train.py."""
     return "tfdp-train" if Path(sys.argv[0]).stem == "tfdp-train" else "python train.py"
 
 
 def _program() -> str:
-    """The command as the user types it: train.py, tfdp-train or python -m tfdp.auditing."""
+    """The current program: train.py, tfdp-train or python -m tfdp.auditing."""
     path = Path(sys.argv[0])
     return f"python -m tfdp.{path.parent.name}" if path.name == "__main__.py" else path.name
 
@@ -31,7 +31,7 @@ def refuse(error: Exception) -> int:
 
 
 def guarded(command: Callable[[], int | None]) -> None:
-    """Runs a command and exits with the status that it returns; Ctrl-C and SIGTERM print one line."""
+    """Runs a command and exits with its status; Ctrl-C and SIGTERM print one line."""
     signal.signal(signal.SIGTERM, _terminate)
     try:
         sys.exit(command())
@@ -47,13 +47,13 @@ def _terminate(number, frame):
 
 
 def prepare_tensorflow() -> None:
-    """Sets the kernels and the log of TensorFlow before it is imported, unless the user has set them.
+    """Configures the kernels and the log of TensorFlow before its import, unless the user has.
 
-    Without the kernels of oneDNN, which TensorFlow uses by itself on some CPUs only, private steps of
-    convolutions take several times as long, and some convolutions have no gradients
-    (docs/decisions/command_line.md). This was measured on x86 only.
+    Without the kernels of oneDNN, which TensorFlow enables by default only on some CPUs, private steps
+    of convolutions take several times as long, and some convolutions have no gradients
+    (docs/decisions/command_line.md). This was measured only on x86.
 
-    The log has errors only, since each point of a sweep makes TensorFlow warn of retracing.
+    The log shows only errors, because each point of a sweep makes TensorFlow warn about retracing.
     """
     if platform.machine() in ("x86_64", "AMD64"):
         os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")

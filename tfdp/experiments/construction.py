@@ -1,7 +1,7 @@
-"""Makes the optimizer of an experiment, and the `Run` that the experiment plans.
+"""Creates the optimizer of an experiment, and its planned `Run`.
 
-No mechanism needs code in this module: if a constructor parameter of its optimizer class has the name
-of a setting of the experiment, or of a fact about the run, the constructor receives that value.
+Mechanisms need no code in this module: a constructor parameter of the optimizer class that has the
+name of a setting of the experiment, or of a fact about the run, receives that value.
 """
 
 import dataclasses
@@ -25,10 +25,10 @@ _FOREIGN = ("epsilon",)
 
 
 def complete(experiment: Experiment, num_examples: int) -> Experiment:
-    """Returns the experiment with the strategy, bands and groups that mechanism "matrix" leaves open.
+    """Returns the experiment with defaults for strategy, bands and groups of mechanism "matrix".
 
     Raises:
-        ValueError: a setting that has no default here is not set.
+        ValueError: a setting without a default here is missing.
     """
     if "strategy" not in mechanism_class(experiment.mechanism).settings:
         return experiment
@@ -60,7 +60,7 @@ def make_optimizer(
         lots: the `tfdp.data.Lots` of the training.
         steps: how many steps the training takes.
         noise_multiplier: the noise multiplier of the mechanism, or one for each step.
-            `experiment.noise_multiplier` is not used, because it is None where the noise is calibrated.
+            `experiment.noise_multiplier` is not used, because it is None if the noise is calibrated.
     """
     base = type(keras.optimizers.get(experiment.optimizer))
     rate = learning_rate(experiment, lots.steps_per_epoch)
@@ -72,7 +72,7 @@ def make_optimizer(
     offered |= {
         "learning_rate": rate,
         "num_microbatches": experiment.microbatches,
-        "seed": experiment.insecure_seed,  # the seed of the noise; --seed is public and not for it
+        "seed": experiment.insecure_seed,  # the seed of the noise; --seed is public
         "noise_multiplier": noise_multiplier,
         "num_examples": lots.num_examples,
         "lot_size": lots.lot_size,
@@ -91,7 +91,7 @@ def make_optimizer(
 
 
 def plan(experiment: Experiment, lots, steps: int, model: keras.Model) -> Run:
-    """Returns the `Run` that an experiment plans, with noise that is calibrated to its budget.
+    """Returns the planned `Run` of an experiment, with noise calibrated to its budget.
 
     Args:
         experiment: the settings. If `noise_multiplier` is None, the noise is calibrated to `epsilon`.
@@ -114,7 +114,7 @@ def plan(experiment: Experiment, lots, steps: int, model: keras.Model) -> Run:
     feed = feed_of(lots, experiment.physical_batch_size)
     planned = planned_run(model, feed, steps, optimizer, model.privacy.account.start)
     # With an insecure seed nothing finite is proven, so no noise would satisfy the calibration.
-    # Therefore the plan declares secret noise; the ledger records the insecure seed.
+    # Therefore the plan assumes secret noise; the ledger records the insecure seed.
     planned = dataclasses.replace(planned, insecure_seed=False)
     if experiment.noise_multiplier is not None:
         too_large = delta_warning(experiment.delta, lots.num_examples)
@@ -133,7 +133,7 @@ def plan(experiment: Experiment, lots, steps: int, model: keras.Model) -> Run:
 
 
 def budget(experiment: Experiment) -> PrivacyBudget | None:
-    """Returns the budget that training keeps to; None where the noise is given, or known."""
+    """Returns the budget of the training; None if the noise is given or insecure."""
     epsilon, given = experiment.epsilon, (experiment.noise_multiplier, experiment.insecure_seed)
     if epsilon is None or given != (None, None):
         return None

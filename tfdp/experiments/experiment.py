@@ -23,7 +23,7 @@ from tfdp.layers import NoisyWeights
 from tfdp.training.dp_model import make_private
 from tfdp.training.export import plain_copy, values_into
 
-# The file with the metrics of the epochs of a plain training.
+# The file with the metrics of each epoch of a plain training.
 _LOGS = "epochs.csv"
 # The name of the test accuracy in the logs of an epoch.
 _TEST = "test_accuracy"
@@ -34,19 +34,19 @@ class Result:
     """The result of an experiment.
 
     Attributes:
-        experiment: the settings, with those that were chosen for the user.
+        experiment: the settings, including chosen defaults.
         model: the trained Keras model, whose weights are the release.
         runs: the accounted runs of the ledger.
         test_accuracy: accuracy of the released weights on the test split, from 0 to 1; with weight
             noise, the mean over the experiment's `noise_draws` draws of it.
-        statement: both guarantees at the experiment's delta and adjacency, and what they mean.
-        seconds: time of the whole training; without privacy, since it was resumed last.
+        statement: both guarantees at the experiment's delta and adjacency, with explanations.
+        seconds: time of the whole training; without privacy, since it was last resumed.
         history: for each of Keras' metrics, its value in every epoch.
         notes: sentences about the data, the words, the initial weights and what was frozen.
-        restarts: how often the training was resumed.
-        lost_steps: how many steps are counted and are not in the weights, since a crash lost them.
-        curve: ((number of epochs, test accuracy after them), ...), where `test_every` asks for it.
-        encoder: of a table, the Keras model from its columns to the inputs; else None.
+        restarts: number of times that the training was resumed.
+        lost_steps: number of steps that are counted but not in the weights, because of a crash.
+        curve: ((number of epochs, test accuracy after them), ...), if `test_every` is set.
+        encoder: for a table, the Keras model from its columns to the inputs; else None.
     """
 
     experiment: Experiment
@@ -83,7 +83,7 @@ class Result:
 
     @property
     def claimed(self) -> Guarantee:
-        """The guarantee that the mechanism's paper claims."""
+        """The guarantee by the formula of the mechanism's paper."""
         return self.statement.claimed
 
     @property
@@ -106,14 +106,14 @@ def run(
         experiment: the settings.
         verbose: as in `keras.Model.fit`.
         world: the canaries of an audit (a `tfdp.auditing.DiracWorld` or `ExampleWorld`), which become
-            part of the data and of the model; None trains without.
+            part of the data and of the model; None trains without canaries.
         folder: an entered folder, for TensorBoard's log and the state of the training, so that the same
-            call, in another process, resumes it after a crash; None keeps neither.
-        checkpoint_every: after how many steps the state is written; None writes it every ten seconds.
-            Without privacy it is written after each epoch.
+            call in another process resumes it after a crash; None writes neither.
+        checkpoint_every: number of steps between two writes of the state; None writes it every ten
+            seconds. Without privacy it is written after each epoch.
 
     Raises:
-        ValueError: the settings do not fit together, or do not fit the data.
+        ValueError: the settings conflict with each other or with the data.
         DataUnavailable: the data set cannot be loaded.
         FloatingPointError: the model's output is not finite after training.
 
@@ -130,7 +130,7 @@ def run(
         keras.utils.set_random_seed(experiment.seed)
     task = _prepare(experiment, world)
     planned = _compile(task)
-    callbacks = []  # the first ones add to the logs that the others see
+    callbacks = []  # the first ones add to the logs that the others receive
     if experiment.test_every is not None:
         callbacks.append(_Curve(task.dataset.x_test, task.dataset.y_test, experiment))
     if experiment.private:
@@ -167,7 +167,7 @@ class _Task:
 
 
 def _prepare(experiment, world) -> _Task:
-    """Loads the data, builds the network and makes the lots."""
+    """Loads the data, builds the network and creates the lots."""
     dataset, sample_weight = network.load(experiment), None
     if world is not None:
         x, y, *weight = world.data(dataset.x_train, dataset.y_train)
@@ -223,7 +223,7 @@ def _compile(task) -> Run:
 
 
 def _saving(task, folder, every) -> list[keras.callbacks.Callback]:
-    """The callbacks that write TensorBoard's log and, at last, the state of the training."""
+    """The callbacks that write TensorBoard's log and, last, the state of the training."""
     experiment, delta = task.experiment, task.experiment.delta
     if experiment.private:
         adjacency = experiment.adjacency
@@ -243,9 +243,9 @@ def _saving(task, folder, every) -> list[keras.callbacks.Callback]:
 
 
 def _logged(folder) -> dict[int, dict]:
-    """Returns the metrics of every epoch of a plain training, in all processes."""
+    """Returns the metrics of every epoch of a plain training, from all its processes."""
     with open(os.path.join(folder.backup, _LOGS), newline="") as file:
-        rows = [*csv.DictReader(file)]  # of an epoch that was trained twice, the last one counts
+        rows = [*csv.DictReader(file)]  # if an epoch was trained twice, its last row counts
     return {
         int(row.pop("epoch")): {name: float(text) for name, text in row.items() if text != "NA"}
         for row in rows
@@ -267,7 +267,7 @@ def _fit(task, verbose, callbacks) -> dict[int, dict]:
             steps_per_epoch=length,
             callbacks=callbacks,
             verbose=verbose,
-            # Keras would warn that it does not shuffle a dataset.
+            # Keras would warn that datasets are not shuffled.
             **({} if task.experiment.private else {"shuffle": False}),
         )
         for name, values in fitted.history.items():
@@ -277,7 +277,7 @@ def _fit(task, verbose, callbacks) -> dict[int, dict]:
 
 
 def _evaluate(task, planned, epochs, seconds) -> Result:
-    """Measures the release and states what it cost."""
+    """Evaluates the release and states its privacy cost."""
     experiment, model, dataset = task.experiment, task.model, task.dataset
     runs = _finished_runs(task, planned)
     names = dict.fromkeys(name for logs in epochs.values() for name in logs)
@@ -288,7 +288,7 @@ def _evaluate(task, planned, epochs, seconds) -> Result:
         test_accuracy=_accuracy(plain_copy(model), dataset.x_test, dataset.y_test, experiment),
         statement=Statement.of(runs, experiment.delta, experiment.adjacency, planned=False),
         seconds=seconds,
-        # Of an epoch that a crash lost, nothing is known.
+        # Epochs lost in a crash have no metrics.
         history={n: [logs.get(n, math.nan) for logs in epochs.values()] for n in names},
         curve=_curve_of(epochs),
         notes=(*task.notes, *_share_of_largest_class(dataset)),
@@ -314,12 +314,12 @@ def _train_data(task):
 
 
 def _weigh_every_label(x, y, weight):
-    """Gives each label of a row the row's weight, which plain Keras training needs."""
+    """Gives each label of a row the weight of the row, as plain Keras training requires."""
     return x, y, keras.ops.broadcast_to(weight[:, None], keras.ops.shape(y))
 
 
 def _finished_runs(task, planned) -> tuple[Run, ...]:
-    """The runs of the trained weights; makes the weights those of the release."""
+    """Returns the runs of the trained weights, and sets the weights to the release."""
     experiment, model = task.experiment, task.model
     if experiment.release == "mu":
         model.optimizer.release_means(model.trainable_variables)
@@ -339,7 +339,7 @@ def _accuracy(released: keras.Model, x, y: np.ndarray, experiment: Experiment) -
     right = total = 0
     noisy = [la for la in layers_of(released, itself=True) if isinstance(la, NoisyWeights)]
     for _ in range(experiment.noise_draws if noisy else 1):
-        # In parts, since the logits of every character of a large test split would fill the memory.
+        # In parts, since the logits of all characters of a large test split would fill the memory.
         for first in range(0, len(y), 5000):
             part = slice(first, first + 5000)
             rows = keras.tree.map_structure(operator.itemgetter(part), x)
@@ -355,7 +355,7 @@ class _Curve(keras.callbacks.Callback):
     """Adds the test accuracy of the current release to the logs of an epoch.
 
     Formal guarantee: the accuracy is a function of weights between two steps, and the proven epsilon of
-    every mechanism covers the weights after each step. Epochs in between have NaN.
+    every mechanism covers the weights after each step. Epochs without a measurement have NaN.
     """
 
     def __init__(self, x, y: np.ndarray, experiment: Experiment):
@@ -363,7 +363,7 @@ class _Curve(keras.callbacks.Callback):
         self._x, self._y, self._experiment, self._released = x, y, experiment, None
 
     def on_epoch_end(self, epoch, logs=None):
-        # Keras keeps the values of a metric by their order, so that every epoch needs one.
+        # Keras stores the values of a metric in order, so every epoch needs one.
         logs[_TEST] = math.nan
         if (epoch + 1) % self._experiment.test_every == 0:
             logs[_TEST] = _accuracy(self._release(), self._x, self._y, self._experiment)
@@ -380,6 +380,6 @@ class _Curve(keras.callbacks.Callback):
 
 
 def _curve_of(epochs: Mapping[int, Mapping]) -> tuple[tuple[int, float], ...]:
-    """Returns ((number of epochs, test accuracy), ...) of the logs of all epochs, by index."""
+    """Returns ((number of epochs, test accuracy), ...) from the logs of all epochs, by index."""
     values = ((epoch + 1, float(logs.get(_TEST, math.nan))) for epoch, logs in epochs.items())
     return tuple((number, value) for number, value in values if not math.isnan(value))

@@ -8,7 +8,7 @@
 
 Without a --flagfile, settings that are not on the command line come from the recipe
 flags/defaults/<dataset>_<mechanism>.cfg, if there is one. --epsilon is the PROVEN
-epsilon unless --guarantee=claimed is set. An installed tfdp has this command as tfdp-train.
+epsilon unless --guarantee=claimed is set. Installing tfdp adds this command as tfdp-train.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ _EXPECTED = (ValueError, NotImplementedError, FloatingPointError, DataUnavailabl
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """Flags of this command that are no settings of the training."""
+    """Flags of this command that are not settings of the training."""
 
     model_dir: str | None = setting(
         "The folder for run.json, model.keras and TensorBoard's log; by default a new "
@@ -44,8 +44,7 @@ class Options:
         group="Result",
     )
     overwrite: bool = setting(
-        "Replaces an earlier result in --model_dir. An unfinished training there is resumed "
-        "nevertheless.",
+        "Replaces an earlier result in --model_dir. An unfinished training there is still resumed.",
         False,
     )
     checkpoint_every: int | None = setting(
@@ -54,8 +53,8 @@ class Options:
         "<model_dir>.unfinished until the result is complete."
     )
     audit: bool = setting(
-        "Audits the training afterwards: trains again with canaries, and compares what they reveal "
-        "with both epsilons. `python -m tfdp.auditing` has more settings.",
+        "Audits the training afterwards: trains again with canaries, and tests both epsilons by what "
+        "they reveal. `python -m tfdp.auditing` has more settings.",
         False,
     )
 
@@ -92,10 +91,10 @@ def main(argv: list[str]) -> int:
 
 
 def _check(points: list[Point], options: Options) -> None:
-    """Raises ValueError for flags of this command that do not fit the trainings."""
+    """Raises ValueError for flags of this command that conflict with the trainings."""
     if options.audit and points[0].values:
         raise ValueError("--audit cannot be combined with --sweep.")
-    if options.overwrite and points[0].values:  # resumed, it would train finished points again
+    if options.overwrite and points[0].values:  # when resumed, it would train finished points again
         raise ValueError("--overwrite cannot be combined with --sweep. Choose another --model_dir.")
     if options.audit and not points[0].experiment.private:
         raise ValueError("--audit needs a private mechanism. Received --mechanism=none.")
@@ -111,7 +110,7 @@ def _place(points: list[Point], options: Options) -> pathlib.Path:
         return pathlib.Path(options.model_dir)
     of = points[0].experiment
     name = "sweep" if points[0].values else f"{of.dataset}_{of.mechanism}"
-    name = re.sub(r"[^\w.-]+", "-", name)  # a path of own data becomes one name
+    name = re.sub(r"[^\w.-]+", "-", name)  # a path of the user's data becomes one name
     path = first = pathlib.Path("runs", f"{name}_{time.strftime('%Y%m%d-%H%M%S')}")
     number = 1
     while path.exists() or os.path.exists(f"{path}{run_folder.UNFINISHED}"):  # of the same second
@@ -121,8 +120,8 @@ def _place(points: list[Point], options: Options) -> pathlib.Path:
 
 
 def _train(options: Options, point: Point, path: pathlib.Path) -> int:
-    """Trains and reports one point, or prints an error that the user can correct; returns a status."""
-    # Entered before TensorFlow is imported, so that an error about the folder comes at once.
+    """Trains and reports one point, or prints a correctable error; returns the exit status."""
+    # Entered before importing TensorFlow, so that an error about the folder comes at once.
     folder = RunFolder(path, point.experiment, overwrite=options.overwrite)
     try:
         with folder:
@@ -130,7 +129,7 @@ def _train(options: Options, point: Point, path: pathlib.Path) -> int:
     except ResultExists as error:
         if not point.values:
             return console.refuse(error)
-        print(f"Trained already: {_shown(folder.path)}.", flush=True)
+        print(f"Already trained: {_shown(folder.path)}.", flush=True)
         return 0
     except _EXPECTED as error:
         return console.refuse(error)
@@ -149,10 +148,10 @@ def _train_into(options: Options, folder: RunFolder, point: Point):
     if point.read:
         print(f"Settings: {', '.join(_shown(path) for path in point.read)}")
     print(_announcement(point.experiment))
-    if not point.values:  # TensorBoard finds the log during the training, and then with the result
-        print(f"While it trains: tensorboard --logdir {_shown(folder.log_dir)}")
+    if not point.values:  # TensorBoard finds the log during training, and then with the result
+        print(f"Progress: tensorboard --logdir {_shown(folder.log_dir)}")
     if folder.resumable:
-        print(f"Resumes the unfinished training in {_shown(folder.unfinished)}.")
+        print(f"Resuming the unfinished training in {_shown(folder.unfinished)}.")
     sys.stdout.flush()
     verbose = 1 if sys.stdout.isatty() else 2  # a progress bar, or a line for each epoch
     try:
@@ -166,7 +165,7 @@ def _train_into(options: Options, folder: RunFolder, point: Point):
 
 
 def _announcement(of: Experiment) -> str:
-    """One line about a training that begins: its mechanism, its budget, its settings."""
+    """One line about a training that begins: mechanism, budget and settings."""
     if not of.private:
         privacy = "no privacy"
     elif of.noise_multiplier is not None:
@@ -179,7 +178,7 @@ def _announcement(of: Experiment) -> str:
 def _how_to_resume(options: Options, folder: RunFolder, point: Point) -> str:
     place = os.path.dirname(folder.path) if point.values else folder.path
     how = "" if options.model_dir else f" with --model_dir={_shown(place)}"
-    return f"The unfinished training is kept: the same command{how} resumes it."
+    return f"The unfinished training is saved: the same command{how} resumes it."
 
 
 def _audit(point, folder):
@@ -187,7 +186,7 @@ def _audit(point, folder):
     from tfdp.experiments import audited
 
     print(
-        "\nAudit: trains again with 500 canaries among the records. This changes the noise, so the "
+        "\nAudit: training again with 500 canaries among the records. This changes the noise, so the "
         "epsilons\nbelow are those of the audited training.",
         flush=True,
     )
@@ -202,6 +201,6 @@ def _audit(point, folder):
 
 
 def _shown(path: str) -> str:
-    """Returns a path as a user would type it in a shell: relative to and quoted for that shell."""
+    """Returns a path relative to the working directory, quoted for the shell."""
     relative = os.path.relpath(path)
     return shlex.quote(path if relative.startswith("..") else relative)

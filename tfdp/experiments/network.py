@@ -1,4 +1,4 @@
-"""Makes the data and the network of an experiment ready for training."""
+"""Prepares the data and the network of an experiment for training."""
 
 import dataclasses
 import re
@@ -24,10 +24,10 @@ _MOVING_RATE, _SHARE = 0.02, 0.2
 
 
 def load(experiment: Experiment) -> data.Dataset:
-    """Loads the data of an experiment; texts become rows of ids.
+    """Loads the data of an experiment, and converts texts to rows of ids.
 
     Raises:
-        ValueError: the model does not take such data, or labels are no class indices.
+        ValueError: the model does not support such data, or labels are not class indices.
         DataUnavailable: the data set cannot be loaded.
     """
     if own_data.is_own(experiment.dataset):
@@ -51,18 +51,18 @@ def load(experiment: Experiment) -> data.Dataset:
 
 
 def hash_tokens(texts: Collection[str], length: int, num_buckets: int = NUM_TOKENS) -> np.ndarray:
-    """Turns texts into rows of token ids by a public hash.
+    """Converts texts to rows of token ids by a public hash.
 
-    Nothing is learned from the private texts. A vocabulary built from them would be a release of its
-    own: a rare word in it reveals that somebody wrote the word. A hash depends on the word alone.
+    Nothing is learned from the private texts. A vocabulary built from them would be a separate
+    release: a rare word in it reveals that somebody wrote the word. A hash depends only on the word.
 
-    Words are lower-cased; every punctuation mark is a token of its own. The hash is CRC-32, which is
-    the same on every machine and in every run (Python's own `hash` is not).
+    Words are lower-cased; every punctuation mark is a separate token. The hash is CRC-32, which is
+    equal on every machine and in every run (unlike Python's `hash`).
 
     Args:
         texts: the texts.
         length: tokens per row; longer texts are cut, shorter ones padded with 0 at the end.
-        num_buckets: size of the id space, at least 2, including id 0, which is kept for padding.
+        num_buckets: size of the id space, at least 2, including id 0, which is for padding.
 
     Returns:
         int32 array of shape (number of texts, length) with values in `[0, num_buckets)`.
@@ -81,7 +81,7 @@ def build(experiment: Experiment, dataset: data.Dataset) -> tuple[keras.Model, t
         (the network, sentences about the data and the network for the record and the model card).
 
     Raises:
-        ValueError: the settings do not fit the network, or the initial weights are refused.
+        ValueError: the settings do not fit the network, or the initial weights are not allowed.
     """
     public = None
     if experiment.takes_public_data:
@@ -103,8 +103,8 @@ def build(experiment: Experiment, dataset: data.Dataset) -> tuple[keras.Model, t
     notes = []
     if kind_of(experiment.dataset) == "rows":
         notes.append(
-            f"A record is a row, and not a text: {dataset.preprocessing} A text that has several rows "
-            "is protected less than a record."
+            f"A record is a row, not a text: {dataset.preprocessing} A text with several rows is "
+            "protected less than a record."
         )
     if own_data.is_own(experiment.dataset):
         notes.append(f"Data: {dataset.source}. {dataset.preprocessing}")
@@ -135,7 +135,7 @@ def _private_statistics(experiment):
     """Returns the arguments of `PrivateBatchNormalization`, or None for another normalization."""
     if experiment.normalization != PRIVATE_BATCH:
         return None
-    # A step multiplies a gradient by the learning rate, and the layer has it multiplied by its share.
+    # A step multiplies a gradient by the learning rate, and the layer multiplies it by its share.
     return {
         "share": _SHARE,
         "rate": _MOVING_RATE / (experiment.learning_rate * _SHARE),
@@ -144,9 +144,9 @@ def _private_statistics(experiment):
 
 
 def _set_embeddings(model: keras.Model, experiment: Experiment) -> None:
-    """Freezes the vectors of a freshly drawn network of words, if the experiment says so.
+    """Freezes the word vectors of a freshly drawn network, if the experiment says so.
 
-    Frozen ones have the scale of PyTorch's, as those of the papers' models.
+    Frozen vectors have PyTorch's scale, as in the papers' models.
     """
     layer = model.get_layer("embedding")
     layer.trainable = experiment.embeddings == "trained"
@@ -155,7 +155,7 @@ def _set_embeddings(model: keras.Model, experiment: Experiment) -> None:
 
 
 def _about_words(experiment: Experiment) -> str:
-    """Returns the sentence about the words for the record and the model card."""
+    """Returns the sentence about words for the record and the model card."""
     return (
         f"Words have one of {NUM_TOKENS - 1:,} ids by a fixed public hash (CRC-32). Their vectors are "
         f"random numbers, {experiment.embeddings}. Of every text, the first "

@@ -1,9 +1,9 @@
 """A user's own data by --dataset: `folder:PATH` of images or texts, and `csv:PATH`.
 
-Without --test, every fifth row is for testing. Which rows these are follows from their order alone, so
+Without --test, every fifth row is for testing. This depends only on the order of the rows, so
 replacing a record moves no other one. Adding or removing one does, so that adjacency needs --test.
 
-This module imports neither TensorFlow nor Keras before data are loaded.
+This module imports TensorFlow and Keras only when data are loaded.
 """
 
 import os
@@ -15,14 +15,14 @@ from tfdp.data.datasets import DATASETS, Dataset, check_name
 from tfdp.experiments import tables
 
 KINDS = ("folder", "csv")
-# What may stand before the name of a data set of `tensorflow_datasets`.
+# Optional prefix of the name of a data set of `tensorflow_datasets`.
 TFDS = "tfds:"
-# One row of so many is for testing.
+# One in this many rows is for testing.
 _PARTS = 5
 
 
 def place_of(dataset: str) -> tuple[str | None, str]:
-    """Returns ("folder" or "csv", the path), or (None, name) for a data set that has a name."""
+    """Returns ("folder" or "csv", the path), or (None, name) for a named data set."""
     kind, colon, path = dataset.partition(":")
     return (kind, os.path.expanduser(path)) if colon and kind in KINDS else (None, dataset)
 
@@ -33,19 +33,19 @@ def is_own(dataset: str) -> bool:
 
 
 def kind_of(dataset: str) -> str | None:
-    """Returns what the examples are: "images", "rows", "texts", "tables" or, if unknown, None."""
+    """Returns the kind of examples: "images", "rows", "texts" or "tables"; None if unknown."""
     kind, path = place_of(dataset)
     if kind is None:
         return DATASETS[path].kind if path in DATASETS else None
     if kind == "csv":
         return "tables"
     if not os.path.isdir(path):
-        return None  # an earlier run is read where its data are not
+        return None  # an earlier run may be read where its data are missing
     return "texts" if any(Path(path).glob("*/*.txt")) else "images"
 
 
 def check_settings(experiment) -> None:
-    """Raises ValueError for settings that do not fit the user's data."""
+    """Raises ValueError for settings that conflict with the user's data."""
     kind, path = place_of(experiment.dataset)
     if kind is None:
         try:
@@ -63,7 +63,7 @@ def check_settings(experiment) -> None:
     if experiment.test is None and experiment.adjacency == "add_or_remove_one":
         raise ValueError(
             "--adjacency=add_or_remove_one needs --test: without it, every fifth row is for testing, "
-            "and one row more or less would exchange the others."
+            "and adding or removing a row would change the others' use."
         )
 
 
@@ -82,14 +82,14 @@ def check_files(experiment) -> None:
             what = "a folder" if there is os.path.isdir else "a file"
             raise ValueError(f"--{name}: {given} is not {what}.")
     if experiment.test is not None and os.path.samefile(path, os.path.expanduser(experiment.test)):
-        raise ValueError("--test names the training examples. Name others, or leave it out.")
+        raise ValueError("--test is the training data. Choose other data, or leave it out.")
 
 
 def load(experiment) -> Dataset:
     """Loads the data of a user into memory.
 
     Raises:
-        ValueError: files are missing, or columns are not declared, or values do not fit.
+        ValueError: files are missing, columns are not declared, or values are invalid.
     """
     check_files(experiment)
     read = _READERS[kind_of(experiment.dataset) or "images"]
@@ -129,9 +129,9 @@ def _read_table(experiment, path):
     encoder = tables.encoder_of(columns, label)
     preprocessing = (
         f"Columns as declared in {experiment.columns}, which has to be public: numbers are clipped to "
-        "their ranges and scaled to [-1, 1]; words are one-hot, with a place for words that are not "
-        "declared; missing values have a place of their own. The release takes the columns by name: "
-        "numbers with NaN, and texts with '', where a value is missing."
+        "their ranges and scaled to [-1, 1]; words are one-hot, with one entry for undeclared words; "
+        "missing values have a separate entry. The release takes the columns by name: "
+        "numbers with NaN, and texts with '', for missing values."
     )
     inputs, labels = tables.encode(table, columns, label, encoder)
     return inputs, labels, columns[label].values, preprocessing, encoder
@@ -155,7 +155,7 @@ def _read_texts(experiment, path):
     source = texts_from_directory(path)
     x, y, _ = source.rows(np.arange(len(source)))
     texts = np.array([text.decode("utf-8", "replace") for text in x])
-    return texts, y, source.class_names, "Texts as they are.", None
+    return texts, y, source.class_names, "Texts are unchanged.", None
 
 
 _READERS = {"tables": _read_table, "images": _read_images, "texts": _read_texts}

@@ -8,7 +8,7 @@ from tfdp._validate import one_of, whole
 from tfdp.data.datasets import DATASETS, load_split
 
 # The source of public examples for each private dataset. KMNIST and CIFAR-100 (their test splits) are
-# those of SI-DPSGD, section 5; "strokes" is drawn at random and needs no download.
+# those of SI-DPSGD, section 5; "strokes" is random and needs no download.
 # CIFAR-100 itself is for pre-training without privacy.
 PUBLIC = {"mnist": "kmnist", "cifar10": "cifar100", "digits": "strokes", "cifar100": "cifar100"}
 
@@ -17,7 +17,7 @@ _POINTS = 16  # number of points at which a stroke is sampled
 
 
 def public_examples(name: str, count: int, source: str | None = None, seed: int = 0) -> np.ndarray:
-    """Draws public examples; those for private datasets are disjoint from them.
+    """Draws public examples that are disjoint from the private dataset.
 
     Args:
         name: the private dataset, a key of `PUBLIC`.
@@ -30,10 +30,10 @@ def public_examples(name: str, count: int, source: str | None = None, seed: int 
 
     Raises:
         ValueError: the dataset has no public counterpart, the source has images of another shape, or
-            the count is below 1 or too large.
+            the count is out of range.
         DataUnavailable: see `tfdp.data.load`.
     """
-    one_of("name", name, sorted(PUBLIC), remedy="Use one that has a public counterpart.")
+    one_of("name", name, sorted(PUBLIC), remedy="Use one with a public counterpart.")
     shape, source = DATASETS[name].input_shape, source or PUBLIC[name]
     fits = [each for each in ("kmnist", "cifar100") if DATASETS[each].input_shape == shape]
     one_of("source", source, [*fits, "strokes"], remedy=f"{name!r} has images of another shape.")
@@ -47,7 +47,7 @@ def public_examples(name: str, count: int, source: str | None = None, seed: int 
 def strokes(count: int, shape: Sequence[int], seed: int = 0) -> np.ndarray:
     """Draws float32 images [count, *shape] in [-1, 1] of one or two bent strokes, like digits.
 
-    They come from a random number generator alone, so they depend on no data.
+    They come only from a random number generator, so they do not depend on any data.
     """
     height, width, channels = shape
     random = np.random.Generator(np.random.PCG64(seed))

@@ -1,4 +1,4 @@
-"""Reports of an experiment: the final table, the model card and the record for run.json."""
+"""Reports of an experiment: the final table, the model card and the record in run.json."""
 
 import math
 
@@ -40,7 +40,7 @@ def card(result: Result, picture: bool = False) -> str:
 
     Args:
         result: the result.
-        picture: whether it shows the picture in the same folder.
+        picture: whether to show the picture in the same folder.
     """
     lines = [f"# {result.experiment.model} on {result.experiment.dataset}", ""]
     lines += [f"- {name}: {said}" for name, said in _facts(result)]
@@ -52,12 +52,12 @@ def card(result: Result, picture: bool = False) -> str:
 
 
 def print_table(result: Result, console: Console | None = None, folder: str | None = None) -> None:
-    """Prints the results in short, the verdict first; the model card has the whole statement.
+    """Prints a summary of the results, verdict first; the model card has the full statement.
 
     Args:
         result: the result.
         console: the console to print to; by default the terminal.
-        folder: the folder of the result as the user would type it; None does not mention it.
+        folder: the folder of the result, as shown to the user; None omits it.
     """
     said, console = result.statement, console or Console()
     table = Table(show_header=False, box=None, pad_edge=False)
@@ -69,7 +69,7 @@ def print_table(result: Result, console: Console | None = None, folder: str | No
     if math.isfinite(said.proven.epsilon):
         shown["Compare"] = first_of(ADVICE, result.run)
     for name, words in (*shown.items(), *_facts(result)):
-        if words and name != "Settings":  # the command's first line has them
+        if words and name != "Settings":  # already in the command's first line
             table.add_row(name, escape(words))
     console.print("", table)
     if folder is not None:
@@ -77,7 +77,7 @@ def print_table(result: Result, console: Console | None = None, folder: str | No
 
 
 def one_line(result: Result) -> str:
-    """Returns one line about a point of a sweep, with its verdict."""
+    """Returns a one-line summary of a point of a sweep, with its verdict."""
     figures = (
         f"{g.kind} epsilon {format_epsilon(g.epsilon)}" for g in (result.proven, result.claimed)
     )

@@ -1,16 +1,16 @@
-"""The folder of a run: the unfinished training, and then its complete result.
+"""The folder of a run: an unfinished training, and then its complete result.
 
     NAME/               model.keras, run.json, model_card.md, privacy.png, tensorboard/
     NAME.unfinished/    the training that makes NAME; only its owner may enter it
-        lock            locked while a process trains (the kernel releases it, however that ends)
-        settings.json   the settings of the training, and how often it was resumed
+        lock            locked while a process trains (the kernel always releases it)
+        settings.json   the settings of the training, and the number of restarts
         backup/         its state, with un-noised values: a secret
-        result/         becomes NAME by one renaming
+        result/         becomes NAME by one rename
         previous/       the result that is being replaced
 
-`result/` is made when the training begins. With it, the same command resumes. Without it, the training
-never began, or its result is in place already: the next process discards `NAME.unfinished`. An earlier
-result in `previous/` goes back to NAME as long as nothing is there.
+`result/` is created when the training begins. If it exists, the same command resumes. Otherwise the
+training never began, or its result is already in place, and the next process discards
+`NAME.unfinished`. An earlier result in `previous/` is moved back if NAME is missing.
 
 This module imports neither TensorFlow nor Keras.
 """
@@ -33,22 +33,22 @@ from tfdp.experiments.settings import Experiment
 
 UNFINISHED = ".unfinished"
 _MODEL, _RECORD, _CARD, _LOG = "model.keras", "run.json", "model_card.md", "tensorboard"
-PICTURE = "privacy.png"  # which the model card shows
-AUDIT_FILES = ("audit.json", "audit.png")  # what `train.py --audit` adds to a finished result
+PICTURE = "privacy.png"  # shown by the model card
+AUDIT_FILES = ("audit.json", "audit.png")  # added to a finished result by `train.py --audit`
 _FILES = {_MODEL, _RECORD, _CARD, _LOG, PICTURE, *AUDIT_FILES}
 _LOCK, _SETTINGS, _RESULT, _PREVIOUS = "lock", "settings.json", "result", "previous"
 
 
 class ResultError(ValueError):
-    """A result cannot be written or was not written."""
+    """A result cannot be, or was not, written."""
 
 
 class ResultExists(ResultError):
-    """There is a finished result of the same settings already."""
+    """A finished result with the same settings already exists."""
 
 
 def read_record(folder: str | os.PathLike) -> dict:
-    """Returns the content of run.json; an empty dictionary if there is none.
+    """Returns the content of run.json; an empty dictionary if it does not exist.
 
     Args:
         folder: the folder of a result.
@@ -68,29 +68,29 @@ def check_sweep_folder(folder: str | os.PathLike) -> None:
     """Raises ResultError if a folder belongs to one training, finished or not."""
     if read_record(folder) or os.path.isdir(f"{folder}{UNFINISHED}"):
         raise ResultError(
-            f"{folder} is the folder of one training, finished or not. A sweep needs another one."
+            f"{folder} is the folder of a single training. Choose another one for a sweep."
         )
 
 
 class RunFolder:
-    """Makes one result: `with RunFolder(path, experiment) as folder: ... folder.commit(...)`.
+    """Writes one result: `with RunFolder(path, experiment) as folder: ... folder.commit(...)`.
 
     Entering locks `NAME.unfinished` for this process. Leaving without `commit` keeps a training that
-    has begun, and leaves an earlier result as it was.
+    has begun, and does not change an earlier result.
 
     Args:
         path: the folder of the finished result.
         experiment: the settings of the training.
-        overwrite: whether the result may replace an earlier result. No other folder is ever replaced.
+        overwrite: whether to replace an earlier result. Other folders are never replaced.
 
     Attributes:
         path: absolute path of the result.
         experiment: the settings.
-        restarts: how often the training was resumed, from `begin` on.
+        restarts: number of times that the training was resumed, set by `begin`.
 
     Raises:
-        ResultError: entering, `begin` or `commit` is refused, or fails: there is a result, or an
-            unfinished training, of other settings, another process makes the result, or a file cannot
+        ResultError: entering, `begin` or `commit` is not possible: a result or an unfinished training
+            has other settings, another process is writing the result, or a file cannot
             be written. Entering raises `ResultExists` for a finished result of the same settings.
 
     Example:
@@ -129,7 +129,7 @@ class RunFolder:
 
     @property
     def resumable(self) -> bool:
-        """Whether there is an unfinished training, which `begin` resumes."""
+        """Whether an unfinished training exists, which `begin` resumes."""
         return os.path.isdir(self._in(_RESULT))
 
     def begin(self) -> None:
@@ -137,7 +137,7 @@ class RunFolder:
         try:
             if self.resumable:
                 self.restarts = self._about()["restarts"] + 1
-                for name in set(os.listdir(self._in(_RESULT))) - {_LOG}:  # of a commit that failed
+                for name in set(os.listdir(self._in(_RESULT))) - {_LOG}:  # left by a failed commit
                     os.unlink(self._in(_RESULT, name))
             about = {"settings": self._resumed, "restarts": self.restarts}
             with replaced_whole(self._in(_SETTINGS)) as partial:
@@ -148,9 +148,9 @@ class RunFolder:
             raise self.not_written(error) from error
 
     def discard(self) -> None:
-        """Discards the unfinished training; nothing of it may be released afterwards."""
+        """Discards the unfinished training, of which nothing may be released afterwards."""
         self._restore_previous()
-        for name in (_RESULT, *os.listdir(self.unfinished)):  # `result` first: it is the mark
+        for name in (_RESULT, *os.listdir(self.unfinished)):  # `result`, the mark, first
             path = self._in(name)
             if os.path.isdir(path) and not os.path.islink(path):
                 shutil.rmtree(path)
@@ -158,14 +158,14 @@ class RunFolder:
                 os.unlink(path)
 
     def commit(self, record: Mapping, card: str, save_model: Callable[[str], object]) -> None:
-        """Writes the result of a training that has begun, and moves it to its place by one renaming.
+        """Writes the result of a training that has begun, and moves it into place by one rename.
 
         The state of the training is discarded when the folder is left.
 
         Args:
-            record: the content of run.json besides the settings, JSON-safe.
+            record: the JSON-safe content of run.json, without the settings.
             card: the text of model_card.md.
-            save_model: a function that writes the model to the path that it is given.
+            save_model: a function that writes the model to a given path.
         """
         try:
             save_model(self._in(_RESULT, _MODEL))
@@ -173,7 +173,7 @@ class RunFolder:
             text = json.dumps({**record, "settings": self._settings}, indent=2, allow_nan=False)
             Path(self._in(_RESULT, _RECORD)).write_text(f"{text}\n")
             sync_tree(self._in(_RESULT))
-            self._check_target()  # something may have been put there since the training began
+            self._check_target()  # something may have been created there since the training began
             with Interruptions() as interruptions:
                 self._put_in_place()
                 if interruptions.number is not None:
@@ -185,7 +185,7 @@ class RunFolder:
         """Returns the error for a file that could not be written."""
         then = ""
         if self.resumable:
-            then = " The training is kept: correct that, and the same command resumes it."
+            then = " The training is saved: correct this, and the same command resumes it."
         return ResultError(f"The result {self.path} could not be written: {error}.{then}")
 
     def __enter__(self):
@@ -218,13 +218,13 @@ class RunFolder:
             if not self.resumable:
                 self.discard()
                 os.unlink(self._in(_LOCK))
-                with contextlib.suppress(OSError):  # the next process has the folder already
+                with contextlib.suppress(OSError):  # the next process already has the folder
                     os.rmdir(self.unfinished)
         finally:
             os.close(handle)
 
     def _check_target(self):
-        """Raises ResultError if there is something at the final place that may not be replaced."""
+        """Raises ResultError if something at the final path must not be replaced."""
         if os.path.isdir(self.path) and not os.listdir(self.path):
             return
         if not os.path.lexists(self.path):
@@ -233,35 +233,35 @@ class RunFolder:
         if not record or not os.path.isfile(os.path.join(self.path, _MODEL)):
             remedy = "Choose another folder."
             if self.resumable:
-                remedy = f"Move it elsewhere; the same command then resumes {self.unfinished}."
+                remedy = f"Move it elsewhere. The same command then resumes {self.unfinished}."
             raise ResultError(f"{self.path} is not a result, so it is not replaced. {remedy}")
         if self._overwrite and (others := {*os.listdir(self.path)} - _FILES):
             raise ResultError(
-                f"{self.path} holds {', '.join(sorted(others))} besides a result, and is not replaced. "
-                "Move that elsewhere, or choose another folder."
+                f"{self.path} contains {', '.join(sorted(others))} besides a result, so it is not "
+                "replaced. Move these elsewhere, or choose another folder."
             )
         if not self._overwrite:
             remedy = "Choose another folder, or pass --overwrite (in Python: overwrite=True)."
             before = record.get("settings", {})
             self._compare(f"The result in {self.path}", before, self._settings, remedy)
-            also = " An unfinished training is to replace it." if self.resumable else ""
+            also = " An unfinished training would replace it." if self.resumable else ""
             raise ResultExists(f"There is a finished result in {self.path}.{also} {remedy}")
 
     def _check_unfinished(self):
         """Raises ResultError if the unfinished training is not this one."""
         remedy = (
-            "Resume it with its settings, choose another folder, or delete it, and release nothing of "
-            "it."
+            "Resume it with its settings, choose another folder, or delete it without releasing any "
+            "part of it."
         )
         what, before = f"The unfinished training in {self.unfinished}", self._about()["settings"]
         self._compare(what, before, self._resumed, remedy)
 
     @staticmethod
     def _compare(what, before, now, remedy):
-        """Raises ResultError if an earlier training has other settings than this one."""
+        """Raises ResultError if an earlier training has different settings."""
         if names := [name for name in {**before, **now} if before.get(name) != now.get(name)]:
             theirs, ours = (", ".join(f"--{n}={s.get(n)}" for n in names) for s in (before, now))
-            raise ResultError(f"{what} has {theirs}, and this command has {ours}. {remedy}")
+            raise ResultError(f"{what} has {theirs}, but this command has {ours}. {remedy}")
 
     def _put_in_place(self):
         if os.path.lexists(self.path):
@@ -271,7 +271,7 @@ class RunFolder:
         except BaseException:
             self._restore_previous()
             raise
-        with contextlib.suppress(OSError):  # it is in its place, and on the disk sooner or later
+        with contextlib.suppress(OSError):  # it is in place, and will be on disk eventually
             sync_folder(os.path.dirname(self.path))
 
     def _restore_previous(self):
@@ -281,7 +281,7 @@ class RunFolder:
 
     @property
     def _resumed(self) -> dict:
-        """Facts that have to be the same when a training is resumed."""
+        """Facts that must not change when a training is resumed."""
         return self._settings | {"version of tfdp": tfdp.__version__}
 
     def _about(self) -> dict:
@@ -294,8 +294,8 @@ class RunFolder:
 def _identity(experiment: Experiment) -> dict:
     """Returns facts that are equal if one training may resume, or replace, the other.
 
-    These are the recorded settings, the content of the initial weights, and whether there is a seed of
-    the noise, which itself is never written.
+    These are the recorded settings, the content of the initial weights, and whether the noise has a
+    seed, which itself is never written.
     """
     same = experiment.recorded()
     if (weights := experiment.initial_weights) is not None:
@@ -305,7 +305,7 @@ def _identity(experiment: Experiment) -> dict:
 
 
 def _locked(folder) -> int:
-    """Makes a folder and locks it for this process; returns the descriptor of the lock."""
+    """Creates a folder and locks it for this process; returns the descriptor of the lock."""
     while True:
         os.makedirs(folder, 0o700, exist_ok=True)
         path = os.path.join(folder, _LOCK)
@@ -319,7 +319,7 @@ def _locked(folder) -> int:
             os.close(handle)
             name = folder.removesuffix(UNFINISHED)
             raise ResultError(
-                f"Another process is making {name}. Wait for it, or choose another folder."
+                f"Another process is writing {name}. Wait for it, or choose another folder."
             ) from error
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(handle), os.stat(path)):

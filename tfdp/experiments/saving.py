@@ -1,4 +1,4 @@
-"""Runs an experiment and writes its whole result into a folder."""
+"""Runs an experiment and writes its complete result into a folder."""
 
 import functools
 import importlib.util
@@ -21,7 +21,7 @@ def run_into(
     Args:
         folder: the entered folder of the result.
         verbose: as in `keras.Model.fit`.
-        checkpoint_every: how often a state is written, from which the same call resumes, as for `run`.
+        checkpoint_every: number of steps between checkpoints for resuming, as in `run`.
 
     Raises:
         ResultError: a file could not be written.
@@ -53,7 +53,7 @@ def run_into(
 
 
 def _save(result: Result, picture: bool, path: str) -> None:
-    """Writes the release, and beside it the picture of what was spent, without un-noised figures."""
+    """Writes the release, and the picture of the spent privacy, without un-noised values."""
     export(result.release, path)
     if picture:
         of = result.experiment
@@ -62,7 +62,7 @@ def _save(result: Result, picture: bool, path: str) -> None:
 
 
 def _write_hparams(log_dir, result) -> None:
-    """Lets TensorBoard compare trainings by their settings, test accuracy and epsilons."""
+    """Writes settings, test accuracy and epsilons, so that TensorBoard can compare trainings."""
     figures = {"test_accuracy": result.test_accuracy}
     figures |= {f"privacy/final_{g.kind}": g.epsilon for g in (result.claimed, result.proven)}
     with tf.summary.create_file_writer(log_dir).as_default():

@@ -1,7 +1,7 @@
 """The settings of an experiment, each declared once.
 
-Each field of `Experiment` declares its type, help text, default, allowed values and the settings
-that it needs; `tfdp._settings` derives the rest. Settings that the accountant has too are declared in
+Each field of `Experiment` declares its type, help text, default, allowed values and required
+settings; `tfdp._settings` derives the rest. Settings shared with the accountant are declared in
 `tfdp.accounting.command.common`. A new mechanism declares its settings in one of the two and names them
 in its `settings`.
 
@@ -24,7 +24,7 @@ from tfdp.models import MODELS, NORMALIZATIONS, PRIVATE_BATCH
 
 ACTIVATIONS = ("relu", "tanh", "elu", "gelu", "leaky_relu", "selu", "sigmoid", "silu", "softplus")
 NONE = NoMechanism.name
-# The networks for images, for rows of text, and for texts.
+# The networks for images, for rows of characters, and for texts.
 IMAGE_MODELS = tuple(name for name, known in MODELS.items() if not known.takes_tokens)
 TEXT_MODELS = ("tutorial_lstm",)
 WORD_MODELS = ("bilstm", "bilstm_dl", "transformer")
@@ -46,10 +46,10 @@ _FOLDER = Need("dataset", lambda name: own_data.place_of(name)[0] == "folder")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """The settings of one training. `train.py` has a flag of the same name for each of them.
+    """The settings of one training. `train.py` has a flag with the name of each setting.
 
-    If `noise_multiplier` is None, the noise is calibrated to `epsilon`. Otherwise `epsilon` is not
-    used, and the epsilon of the run follows from the noise.
+    If `noise_multiplier` is None, the noise is calibrated to `epsilon`. Otherwise `epsilon` is
+    ignored, and the epsilon of the run follows from the noise.
 
     Args:
 
@@ -66,7 +66,7 @@ class Experiment:
 
     mechanism: str = common.mechanism.field(group="Privacy")
     epsilon: float | None = common.epsilon.field(
-        help="The privacy budget, for which the noise is computed; 2 if neither it nor "
+        help="The privacy budget, for which the noise is computed; 2 if neither --epsilon nor "
         "--noise_multiplier is set.",
         needs=(_PRIVATE,),
     )
@@ -79,18 +79,18 @@ class Experiment:
     )
 
     dataset: str = setting(
-        "The data. digits is embedded; the others come from tensorflow_datasets: "
-        f"{', '.join(sorted(DATASETS.keys() - {'digits'}))}, or any other one whose examples have a "
-        "class label and an image or a text, by NAME or tfds:NAME. $TFDS_DATA_DIR says where they are. "
-        "Your own are folder:PATH, with a folder of images or of .txt files for each class, and "
+        "The data. digits is included; the others come from tensorflow_datasets: "
+        f"{', '.join(sorted(DATASETS.keys() - {'digits'}))}, or any other data set of examples with a "
+        "class label and an image or a text, as NAME or tfds:NAME. They are in $TFDS_DATA_DIR. "
+        "Your own data are folder:PATH, with a folder of images or of .txt files for each class, or "
         "csv:PATH; both are read into memory.",
         "digits",
         group="Data and model",
     )
-    label: str | None = setting("The column of a CSV file that has the classes.", needs=(_CSV,))
+    label: str | None = setting("The column of a CSV file with the classes.", needs=(_CSV,))
     columns: str | None = setting(
-        "A file that declares the columns of a CSV file, a line for each: 'age: number 0 100', 'job: "
-        "category teacher, nurse', 'id: ignore'. They have to be public knowledge.",
+        "A file that declares the columns of a CSV file, one per line: 'age: number 0 100', 'job: "
+        "category teacher, nurse', 'id: ignore'. The declarations have to be public knowledge.",
         needs=(_CSV,),
     )
     test: str | None = setting(
@@ -110,7 +110,7 @@ class Experiment:
     )
     model: str = setting(
         "The network. lenet5 and tutorial_cnn are for images of at least 12 and 13 pixels, "
-        "tutorial_lstm is for rows of characters, and bilstm, bilstm_dl and transformer are for texts.",
+        "tutorial_lstm for rows of characters, and bilstm, bilstm_dl and transformer for texts.",
         "mlp",
         choices=tuple(MODELS),
     )
@@ -121,15 +121,15 @@ class Experiment:
     )
     normalization: str = setting(
         "The normalization after trainable layers. batch takes its statistics from public "
-        "examples (without a private mechanism: from the batch, unless there is --public_data); group "
-        "is usual for private ResNets; private_batch takes running statistics that are learned as "
-        "weights are, with clipping and noise.",
+        "examples (without a private mechanism: from the batch, unless --public_data is set); group "
+        "is usual for private ResNets; private_batch learns running statistics like weights, with "
+        "clipping and noise.",
         "none",
         choices=NORMALIZATIONS,
         needs=(_NO_NORMALIZATION,),
     )
     normalize_output: bool = setting(
-        "Normalizes the output layer, too.",
+        "Also normalizes the output layer.",
         False,
         needs=(Need("normalization", NORMALIZATIONS[1:]),),
     )
@@ -141,29 +141,29 @@ class Experiment:
         needs=(_BATCH,),
     )
     public_examples: int = setting(
-        "The number of public examples; the papers have 30 and 128.",
+        "The number of public examples; the papers use 30 and 128.",
         30,
         interval="[2, inf)",
         needs=(_BATCH,),
     )
     statistics: str = setting(
         "The examples behind the statistics of --normalization=batch: example, the public examples "
-        "and one example at a time; batch, the whole lot, as in the papers, which needs 2L-1 times "
-        "the noise. The same holds for --normalization=private_batch in training.",
+        "and a single example; batch, the whole lot, as in the papers, which needs 2L-1 times "
+        "the noise. The same applies to --normalization=private_batch in training.",
         "example",
         choices=("example", "batch"),
         needs=(Need("normalization", ("batch", PRIVATE_BATCH)),),
     )
 
     sequence_length: int = setting(
-        "The number of words used of each text; shorter texts are padded. The papers have 20 and 64. "
+        "The number of words used of each text; shorter texts are padded. The papers use 20 and 64. "
         "Each word has one of 10,000 ids, by a fixed public hash.",
         64,
         group="Words, for texts",
         needs=(_WORDS,),
     )
     embeddings: str = setting(
-        "The vectors of the words, random at the start: trained or frozen.",
+        "The word vectors, random at the start: trained or frozen.",
         "trained",
         choices=("trained", "frozen"),
         needs=(_WORDS,),
@@ -171,7 +171,7 @@ class Experiment:
 
     initial_weights: str | None = setting(
         "A model.keras of the same network, trained on PUBLIC data, to start from; an output layer "
-        "with other classes starts at random. By naming a file, you declare that its weights do not "
+        "with other classes starts at random. By passing a file, you declare that its weights do not "
         "depend on the private data.",
         group="Pre-training and fine-tuning",
     )
@@ -199,13 +199,13 @@ class Experiment:
         needs=(_NOT_PRIVATE,),
     )
     noisy_weights: str = setting(
-        "The trainable weights with --weight_noise; kernels leaves out biases, scales and offsets.",
+        "The weights with --weight_noise; kernels excludes biases, scales and offsets.",
         "all",
         choices=("all", "kernels"),
         needs=(_WEIGHT_NOISE,),
     )
     noise_draws: int = setting(
-        "The number of draws of --weight_noise that the test accuracy is averaged over.",
+        "The number of draws of --weight_noise over which the test accuracy is averaged.",
         5,
         needs=(_WEIGHT_NOISE,),
     )
@@ -224,7 +224,7 @@ class Experiment:
     )
     groups: int | None = common.groups.field()
     nominal_examples: int | None = setting(
-        "The number of examples that decides the sampling probability, fixed without looking at the "
+        "The number of examples that determines the sampling probability, fixed without looking at the "
         "data; --adjacency=add_or_remove_one needs it.",
         needs=(Need("sampling", ("poisson",)),),
     )
@@ -246,7 +246,7 @@ class Experiment:
         needs=(_PRIVATE,),
     )
     microbatches: int | None = setting(
-        "The number of microbatches of a lot; by default one for each example. Larger ones cost 2C.",
+        "The number of microbatches; by default one per example. Larger ones have sensitivity 2C.",
         needs=(_PRIVATE,),
     )
 
@@ -296,7 +296,7 @@ class Experiment:
         return self.normalization == "batch" and (self.private or self.public_data is not None)
 
     def recorded(self) -> dict:
-        """Returns the settings that run.json holds.
+        """Returns the settings that run.json records.
 
         `Experiment(**recorded)` is this experiment, except for the seed of the noise, which is never
         written.
@@ -332,16 +332,16 @@ class Experiment:
 
 
 def check_together(experiment: Experiment) -> None:
-    """Raises ValueError if valid settings do not fit together.
+    """Raises ValueError if valid settings conflict.
 
-    It checks what nothing else checks, or what would be found only after a download.
+    It checks conflicts that nothing else finds, or finds only after a download.
     """
     own_data.check_settings(experiment)
     check_model(experiment, kind_of(experiment.dataset))
     public = experiment.public_data or PUBLIC.get(experiment.dataset)
     if experiment.private and experiment.takes_public_data and experiment.dataset == public:
         raise ValueError(
-            f"--dataset={public} cannot be private and public at once. Use --public_data=strokes, or "
+            f"--dataset={public} cannot be both private and public. Use --public_data=strokes, or "
             "--normalization=layer."
         )
     averages = experiment.optimizer == "sgd" and not experiment.momentum
@@ -353,7 +353,7 @@ def check_together(experiment: Experiment) -> None:
 
 
 def check_model(experiment: Experiment, kind: str | None) -> None:
-    """Raises ValueError if the network does not take examples of a kind; None accepts any."""
+    """Raises ValueError if the network does not support a kind of examples; None passes."""
     fitting = {
         "images": IMAGE_MODELS,
         "rows": TEXT_MODELS,

@@ -1,4 +1,4 @@
-"""Where a training starts: public initial weights, and which layers it may change."""
+"""The start of a training: public initial weights, and frozen layers."""
 
 import fnmatch
 import os
@@ -17,13 +17,13 @@ from tfdp.layers import PublicExamples
 
 
 def begin(experiment: Experiment, model: keras.Model) -> list[str]:
-    """Loads the initial weights into a fresh network and freezes what is not trained.
+    """Loads the initial weights into a new network and freezes untrained layers.
 
     Returns:
         Sentences about the initial weights and the frozen layers.
 
     Raises:
-        ValueError: the file is no public file of such a network, or no layer has one of the names.
+        ValueError: the file is not a public file of such a network, or a name matches no layer.
     """
     notes = []
     if experiment.initial_weights is not None:
@@ -41,11 +41,11 @@ def begin(experiment: Experiment, model: keras.Model) -> list[str]:
 
 
 def check_public(experiment: Experiment, path: str) -> str:
-    """Returns the training that made a file of weights, in words, by the run.json beside it.
+    """Describes the training that produced a file of weights, from the run.json beside it.
 
     Raises:
-        ValueError: for a private experiment, the weights come from a private training, whose cost a
-            release does not record, or from a training on the same data.
+        ValueError: for a private experiment, the weights come from a private training, whose cost
+            the new release would not record, or from a training on the same data.
     """
     before = read_record(os.path.dirname(os.path.realpath(path))).get("settings", {})
     mechanism, dataset = before.get("mechanism", NONE), before.get("dataset", "unknown data")
@@ -58,14 +58,14 @@ def check_public(experiment: Experiment, path: str) -> str:
     ):
         raise ValueError(
             f"--initial_weights={path} depends on private data ({made}), which the new statement would "
-            "leave out. Use weights of public data. In Python, a model that was saved with its ledger "
+            "omit. Use weights of public data. In Python, a model that was saved with its ledger "
             "can be trained further: keras.models.load_model."
         )
     return made
 
 
 def _source(dataset: str) -> str:
-    """The name of the records in tensorflow_datasets, without a version, or the path of own data."""
+    """The data set's name in tensorflow_datasets without a version, or the path of user data."""
     kind, path = place_of(dataset)
     if kind is not None:
         return os.path.realpath(path)
@@ -74,16 +74,16 @@ def _source(dataset: str) -> str:
 
 
 def load(model: keras.Model, path: str) -> tuple[str, ...]:
-    """Loads weights of the same network; the output layer stays as drawn where it does not fit.
+    """Loads weights of the same network; an output layer that does not fit stays as drawn.
 
-    Public examples stay those of this network.
+    The public examples of this network are kept.
 
     Args:
         model: a built network with fresh weights.
         path: a `.keras` file of such a network.
 
     Returns:
-        The names of the layers that stay as they were drawn.
+        The names of the layers that were not loaded.
 
     Raises:
         ValueError: the file is of another network, or cannot be read.
@@ -91,7 +91,7 @@ def load(model: keras.Model, path: str) -> tuple[str, ...]:
     try:
         found = layers_with_weights(keras.models.load_model(path, compile=False))
     except Exception as error:
-        # Keras raises many classes for damaged files.
+        # Keras raises many classes of errors for damaged files.
         raise ValueError(
             f"--initial_weights={path} cannot be read as a .keras file: "
             f"{' '.join(str(error).split())[:300]}"
@@ -108,7 +108,7 @@ def load(model: keras.Model, path: str) -> tuple[str, ...]:
             break
     if there:
         raise ValueError(
-            f"{path} is not of the network '{model.name}': {', '.join(there)} differ. Use a file of "
+            f"{path} does not fit the network '{model.name}': {', '.join(there)} differ. Use a file of "
             "the same --model, --normalization and --embeddings; only the output layer may differ."
         )
     return tuple(fresh)
@@ -119,7 +119,7 @@ def _shapes(layer) -> list[tuple]:
 
 
 def layers_with_weights(model: keras.Model) -> list[keras.Layer]:
-    """Returns the layers with weights of their own, in order, also those inside other layers."""
+    """Returns the layers that own weights, in order, including nested ones."""
     found = []
     for layer in model.layers:
         if isinstance(layer, PublicExamples):
@@ -132,17 +132,17 @@ def layers_with_weights(model: keras.Model) -> list[keras.Layer]:
 
 
 def output_layers(model: keras.Model) -> list[keras.Layer]:
-    """Returns the last layer with a matrix of weights, and those behind it."""
+    """Returns the last layer with a weight matrix, and all later ones."""
     layers = layers_with_weights(model)
     matrices = [i for i, layer in enumerate(layers) if any(len(v.shape) > 1 for v in layer.weights)]
     return layers[matrices[-1] :] if matrices else layers
 
 
 def freeze(model: keras.Model, trainable: str) -> tuple[str, ...]:
-    """Freezes all layers but those with names or patterns such as "logits,dense_*"; returns these.
+    """Freezes all layers except those that match `trainable`, such as "logits,dense_*"; returns these.
 
     Raises:
-        ValueError: no layer with weights that can be trained has such a name.
+        ValueError: a name or pattern matches no layer with trainable weights.
     """
     layers, chosen = [la for la in layers_with_weights(model) if la.trainable], set()
     for pattern in map(str.strip, trainable.split(",")):

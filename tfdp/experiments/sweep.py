@@ -1,4 +1,4 @@
-"""Trains the points of a sweep, each in a folder of its own, and compares them."""
+"""Trains the points of a sweep, each in its own folder, and compares them."""
 
 import sys
 import traceback
@@ -18,19 +18,19 @@ from tfdp.experiments.run_folder import read_record
 def train_points(points: Sequence[Point], folder: Path, train: Callable[[Point, Path], int]) -> int:
     """Trains every point, and prints a table of the results and the cost of the whole search.
 
-    If a point fails, its error is printed, and the other points are trained nevertheless. The same
+    If a point fails, its error is printed, and the other points are still trained. The same
     command resumes an interrupted sweep: finished points are not trained again.
 
     Args:
         points: the points to train.
-        folder: the folder that holds the folders of the points.
+        folder: the folder that contains the folders of the points.
         train: a function that trains a point into a folder, and returns 0, or the status of an error
             that it has printed; the status returned is 2 if there was one.
     """
     finished = []
     for number, point in enumerate(points, 1):
         print(f"\nPoint {number} of {len(points)}: {point.name}", flush=True)
-        if "keras" in sys.modules:  # frees the graphs of the point before
+        if "keras" in sys.modules:  # frees the graphs of the previous point
             with Interruptions():  # it would be lost in a callback of Python's garbage collector
                 sys.modules["keras"].utils.clear_session()
         try:
@@ -43,13 +43,13 @@ def train_points(points: Sequence[Point], folder: Path, train: Callable[[Point, 
 
 
 def _print_summary(points, finished, folder):
-    """Prints one table of all points: the swept values, test accuracy and both epsilons."""
+    """Prints a table of all points: the swept values, test accuracy and both epsilons."""
     table = Table(title="Sweep", title_justify="left", pad_edge=False)
     for name in points[0].values:
         table.add_column(name)
     for name in ("test accuracy", "claimed epsilon", "proven epsilon"):
         table.add_column(name, justify="right")
-    private = []  # (experiment, record) of the points that spent some privacy
+    private = []  # (experiment, record) of the points with a privacy cost
     for point, done in zip(points, finished, strict=True):
         cells = ["failed", "", ""]
         if done:
@@ -63,11 +63,11 @@ def _print_summary(points, finished, folder):
     if said := _together(private):
         console.print(said)
     if not all(finished):
-        console.print("The same command trains the missing points, and keeps the others.")
+        console.print("The same command trains the missing points and keeps the others.")
 
 
 def _together(private) -> str:
-    """The cost of all trainings of a sweep together, since choosing among them releases all."""
+    """The total cost of a sweep, since choosing among trainings releases all of them."""
     kinds = {(of.dataset, of.delta, of.adjacency) for of, _ in private}
     runs = [Run.from_dict(run) for _, record in private for run in record["runs"]]
     if len(kinds) != 1 or len(runs) < 2:
@@ -76,5 +76,5 @@ def _together(private) -> str:
     found = proven_composition(runs, delta, adjacency)
     return (
         f"All {len(runs)} trainings together: proven epsilon {format_epsilon(found.epsilon)} at delta "
-        f"= {delta:g}. Count it if you release more than one of them, or the best one."
+        f"= {delta:g}. This is the cost of releasing several of them, or the best one."
     )

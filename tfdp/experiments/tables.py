@@ -1,13 +1,13 @@
-"""Tables of CSV, and the layers that encode their columns as a file declares them.
+"""CSV tables, and the layers that encode their columns as declared in a file.
 
-A range, a vocabulary or a list of classes that is computed from private rows is a release that the
-accounting does not include. So nothing is learned from the rows: a file has a line for each column.
+A range, a vocabulary or a list of classes computed from private rows is a release that the
+accounting does not include. So nothing is learned from the rows: a file declares each column.
 
     age: number 0 100
     job: category teacher, nurse, "cook, baker"
     id: ignore
 
-This module imports neither TensorFlow nor Keras before a table is encoded.
+This module imports TensorFlow and Keras only when a table is encoded.
 """
 
 import csv
@@ -27,7 +27,7 @@ _LINE = re.compile(r"(.+?)\s*:\s*(number|category|ignore)\b\s*(.*)")
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-    """A column of numbers: clipped to [low, high] and scaled to [-1, 1], and 1 where it is missing."""
+    """A column of numbers, clipped to [low, high] and scaled to [-1, 1], and a missing indicator."""
 
     low: float
     high: float
@@ -45,7 +45,7 @@ class Number:
         return numbers
 
     def encoded(self, numbers):
-        """Returns float32 [rows, 2] of numbers [rows]; a missing one is the middle of the range."""
+        """Returns float32 [rows, 2] of numbers [rows]; missing ones get the middle of the range."""
         ops = importlib.import_module("keras.ops")
         missing = ops.isnan(numbers)
         known = ops.where(missing, (self.low + self.high) / 2, numbers)
@@ -55,7 +55,7 @@ class Number:
 
 @dataclasses.dataclass(frozen=True)
 class Category:
-    """A column of words: one-hot, with a place for missing words and one for undeclared ones."""
+    """A column of words: one-hot, with extra entries for missing and undeclared words."""
 
     values: tuple[str, ...]
     dtype: ClassVar[str] = "string"
@@ -72,7 +72,7 @@ class Category:
         return keras.ops.one_hot(lookup(words), 2 + len(self.values))
 
     def indices(self, texts: Sequence[str], name: str) -> np.ndarray:
-        """Returns the labels, int32; ValueError for a value that is not declared."""
+        """Returns the labels, int32. Raises ValueError for an undeclared value."""
         for row, text in enumerate(texts):
             if text not in self.values:
                 raise ValueError(
@@ -82,7 +82,7 @@ class Category:
         return np.array([self.values.index(text) for text in texts], np.int32)
 
 
-Columns = dict[str, Number | Category | None]  # None stands for a column that is ignored
+Columns = dict[str, Number | Category | None]  # None for an ignored column
 
 
 def read_columns(path: str) -> Columns:
@@ -119,17 +119,17 @@ def _column(line: str) -> tuple[str, Number | Category | None]:
             raise ValueError("Expected different values, separated by commas.")
         return name, Category(values)
     if rest:
-        raise ValueError("Nothing follows 'ignore'.")
+        raise ValueError("Expected nothing after 'ignore'.")
     return name, None
 
 
 def read_csv(path: str) -> dict[str, list[str]]:
-    """Reads a file with a header, as a list of texts for each column."""
+    """Reads a CSV file with a header, as a list of texts for each column."""
     with open(path, newline="", encoding="utf-8-sig") as file:
         rows = csv.reader(file, skipinitialspace=True)
         names = [name.strip() for name in next(rows, [])]
         if len({*names}) < len(names) or not names:
-            raise ValueError(f"Expected different names of columns in the first line of {path}.")
+            raise ValueError(f"Expected different column names in the first line of {path}.")
         read = []
         for row in filter(None, rows):
             if len(row) != len(names):
@@ -148,23 +148,23 @@ def check_declared(
     label: str,
     path: str,
 ) -> None:
-    """Raises ValueError unless the declared columns are those of the table, with lines to write."""
+    """Raises ValueError, with missing declarations, unless the table has the declared columns."""
     if label not in table:
         raise ValueError(f"{path} has no column {label!r}. It has {', '.join(table)}.")
     if absent := [name for name in columns if name not in table]:
         raise ValueError(f"{path} has no column {absent[0]!r}, which --columns declares.")
     if lines := [_template(n, texts, label) for n, texts in table.items() if n not in columns]:
         raise ValueError(
-            "Declare every column in a file, and name it with --columns. Ranges and categories have "
-            "to be public knowledge: values that were looked up in private rows are not, and the "
+            "Declare every column in a file, and pass it as --columns. Ranges and categories have "
+            "to be public knowledge: values looked up in private rows are not, and the "
             "statement does not cover them. Missing lines, with the types that the rows seem to "
             "have:\n" + "\n".join(lines)
         )
     classes = columns[label]
     if not isinstance(classes, Category) or len(classes.values) < 2:
-        raise ValueError(f"Expected the label to have classes: '{label}: category A, B'.")
+        raise ValueError(f"Expected classes for the label: '{label}: category A, B'.")
     if not any(column for name, column in columns.items() if name != label):
-        raise ValueError("Expected a column besides the label that is not ignored.")
+        raise ValueError("Expected at least one column, besides the label, that is not ignored.")
 
 
 def _template(name: str, texts: Sequence[str], label: str) -> str:
@@ -178,8 +178,8 @@ def _template(name: str, texts: Sequence[str], label: str) -> str:
 def encoder_of(columns: Columns, label: str) -> Any:
     """Returns the `keras.Model` from columns by name to inputs, float32 [rows, width].
 
-    It has layers of Keras only. A missing number is NaN, and a missing word "". The names have "|" for
-    "/", which Keras does not take.
+    It has only Keras layers. A missing number is NaN, and a missing word "". In names, "|" replaces
+    "/", which Keras does not allow.
     """
     keras = importlib.import_module("keras")
     inputs, parts = {}, []
@@ -209,8 +209,8 @@ def encode(
             undeclared[name] = int(np.sum(~np.isin(values, ["", *column.values])))
     if any(undeclared.values()):
         logging.warning(
-            "Rows with a word that is not declared: %s. All such words share one place. These numbers "
-            "are as private as the rows: do not publish them, and declare only words that are public.",
+            "Rows with an undeclared word: %s. All such words share one entry. These numbers "
+            "are as private as the rows: do not publish them, and declare only public words.",
             ", ".join(f"{number} in {name!r}" for name, number in undeclared.items() if number),
         )
     classes = columns[label]
