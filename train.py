@@ -1,6 +1,6 @@
 """Trains a Keras model with differential privacy: `python train.py --help`.
 
-The command is tfdp/experiments/main.py. An installed tfdp has it as `tfdp-train`.
+The command is tfdp/experiments/main.py. Installing tfdp adds it as `tfdp-train`.
 """
 
 from tfdp.experiments.main import run

@@ -238,7 +238,7 @@ ENFORCED: Table = {
     ),
     "encoding": (
         mechanism_is(DiscreteSGD),
-        "Every clipped gradient was encoded by itself, and denoising saw only the noisy sum.",
+        "Every clipped gradient was encoded separately, and denoising saw only the noisy sum.",
     ),
 }
 
