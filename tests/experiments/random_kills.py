@@ -21,7 +21,7 @@ import time
 import traceback
 import zipfile
 
-FILES = {"model.keras", "run.json", "model_card.md", "privacy.png", "tensorboard"}
+FILES = {"model.keras", "run.json", "model_card.md", "tensorboard"}
 SIGNALS = {"kill": signal.SIGKILL, "interrupt": signal.SIGINT}
 STEPS = 60
 COMMON = [
@@ -95,10 +95,13 @@ def result(path: pathlib.Path) -> dict | None:
     """Returns run.json of a whole result, or None for nothing; anything else fails."""
     if not path.exists():
         return None
-    assert set(os.listdir(path)) == FILES, os.listdir(path)
+    assert set(os.listdir(path)) >= FILES, os.listdir(path)
     with zipfile.ZipFile(path / "model.keras") as archive:
         assert archive.testzip() is None
-    return json.loads((path / "run.json").read_text())
+    record = json.loads((path / "run.json").read_text())
+    picture = {"privacy.png"} if record["settings"]["mechanism"] != "none" else set()
+    assert set(os.listdir(path)) == FILES | picture, os.listdir(path)
+    return record
 
 
 def end_one(kind: str, number: int, folder: pathlib.Path, old, seconds: float, seen) -> int:
