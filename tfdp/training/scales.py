@@ -61,15 +61,14 @@ def warn_of_scales(model, feed: Feed, class_weight: Mapping | None) -> None:
             feed.lots.augmentations,
         )
     specs = keras.tree.flatten(feed.inputs)
-    if any(spec is not None and spec.dtype == tf.uint8 for spec in specs):
+    if any(getattr(spec, "dtype", None) == tf.uint8 for spec in specs):
         _warn_of_bytes(model, feed.inputs)
 
 
 def _warn_of_bytes(model, x):
     """Warns of each layer that multiplies an input of bytes by weights."""
-    given = {
-        i for i, spec in inputs_of(model, x).items() if spec is not None and spec.dtype == tf.uint8
-    }
+    inputs = inputs_of(model, x).items()
+    given = {i for i, spec in inputs if getattr(spec, "dtype", None) == tf.uint8}
     for layer in layers_of(model) if given else ():
         takes_bytes = not given.isdisjoint(sources_of(layer))
         if takes_bytes and isinstance(layer, _KEEP):
