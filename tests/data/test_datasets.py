@@ -110,7 +110,7 @@ def test_splits_that_overlap_are_refused(one, other, apart):
         if apart:
             check_apart(builder, "some", *names)
         else:
-            with pytest.raises(ValueError, match="in common"):
+            with pytest.raises(ValueError, match="share examples"):
                 check_apart(builder, "some", *names)
 
 
@@ -170,9 +170,9 @@ class TestPrepared:
     @pytest.mark.parametrize(
         ("train", "test", "match"),
         [
-            ("test[:50%]", "test[40%:60%]", "in common"),
+            ("test[:50%]", "test[40%:60%]", "share examples"),
             ("test[:9]+test[20:30]+test[8:10]", "test[40:]", "several times"),
-            ("test[5:5]", "test[6:]", "none"),
+            ("test[5:5]", "test[6:]", "no examples"),
             ("test[a]", "test[6:]", "such as"),
         ],
     )

@@ -90,7 +90,7 @@ class TestDirectories:
         for read in (data.images_from_directory, data.texts_from_directory):
             with pytest.raises(ValueError, match=r"No (images|text files) found"):
                 read(tmp_path)
-            with pytest.raises(ValueError, match="'batch_size' does not belong"):
+            with pytest.raises(ValueError, match="'batch_size' cannot be used"):
                 read(tmp_path, batch_size=3)
 
 

@@ -215,7 +215,7 @@ class TestRowsThatCannotBeRead:
 
     def test_rows_that_are_repeated(self):
         rows = pytest.importorskip("grain").MapDataset.range(6)
-        with pytest.raises(ValueError, match=r"Leave out repeat\(\)"):
+        with pytest.raises(ValueError, match=r"Remove repeat\(\)"):
             data.as_source(rows.repeat(3).map(lambda row: row))
         assert len(data.make_lots("poisson", rows, lot_size=2).source) == 6
 

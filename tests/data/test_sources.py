@@ -97,7 +97,7 @@ def test_parts_are_of_the_same_rows():
     np.testing.assert_array_equal(source[np.array([2, 7])].rows(np.array([1]))[0], X[[7]])
     with pytest.raises(ValueError, match="rows"):
         source[20:]
-    with pytest.raises(ValueError, match="different indices"):
+    with pytest.raises(ValueError, match="distinct indices"):
         source[np.array([1, 1])]
     np.testing.assert_array_equal(source[Y == 2].rows(np.array([1]))[0], X[[5]])
     with pytest.raises(TypeError, match="an index"):
@@ -252,12 +252,12 @@ def test_what_is_no_source_to_train_on_says_what_to_do():
     lots = data.make_lots("poisson", X, Y, lot_size=5)
     for use, message in (
         (lambda: model.fit(endless, batch_size=5), "repeat"),
-        (lambda: model.fit(Length(), batch_size=5), "with rows"),
+        (lambda: model.fit(Length(), batch_size=5), "one row"),
         (lambda: model.fit({"train": Records(), "test": Records()}), r"x\['train'\]"),
         (lambda: model.fit(Records(), Y), "as_source"),
         (lambda: model.evaluate(lots), "lots.source"),
         (lambda: model.fit(X, Y, validation_data=lots.as_dataset()), "lots.source"),
-        (lambda: model.evaluate(Records(), Y), "Leave out y"),
+        (lambda: model.evaluate(Records(), Y), "Remove y"),
     ):
         with pytest.raises(ValueError, match=message):
             use()
@@ -304,7 +304,7 @@ class TestDatasets:
         )
 
     def test_texts_are_made_numbers_before_they_are_written(self, tmp_path):
-        with pytest.raises(ValueError, match=r"numbers first, by map\(f\)"):
+        with pytest.raises(ValueError, match=r"numbers first, with map\(f\)"):
             data.make_lots("cyclic", self.dataset(), lot_size=20, cache=tmp_path / "cache")
         numbers = self.dataset().map(lambda x, y: (x["a"], y))
         lots = data.make_lots("cyclic", numbers, lot_size=20, cache=tmp_path / "cache")
@@ -354,7 +354,7 @@ class TestDatasets:
         for dataset, message in (
             (keras.utils.timeseries_dataset_from_array(X, Y, 4), "unbatch"),
             (self.dataset().batch(4), "unbatch"),
-            (self.dataset().repeat(), "no end"),
+            (self.dataset().repeat(), "infinite"),
             (self.dataset().take(0), "no rows"),
         ):
             with pytest.raises(ValueError, match=message):

@@ -1,10 +1,10 @@
-"""Data for private training: datasets, and the drawing of lots.
+"""Data for private training: datasets, sources of rows, and lots.
 
 `load` returns a dataset as plain arrays, scaled by public constants only. `make_lots`
 draws *lots*, the logical batches of private training, from arrays or any other source of rows, and
 records the sampling scheme that the accounting has to analyse.
 
-A name is imported when it is first used, so that the names of the datasets need no TensorFlow.
+Names are imported on first use, so that listing the datasets does not import TensorFlow.
 
 Example:
     >>> import tfdp

@@ -1,8 +1,7 @@
-"""Checks and converts the arrays that lots are drawn from: nested, numeric, of one length.
+"""Checks and converts the arrays that lots are drawn from: nested, with equally many rows.
 
-Arrays are converted as Keras converts them, and not copied: a pandas Series becomes a column, and
-floats of any precision become `keras.config.floatx()` in a lot. None stands for an input or a target
-that is absent, as in Keras.
+Arrays are converted as in Keras, without a copy: a pandas Series becomes a column, and floats of any
+precision become `keras.config.floatx()` in a lot. As in Keras, None is an absent input or target.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +14,7 @@ from tfdp._compat.keras import floatx
 
 
 def each_array(function: Callable, values: Any) -> Any:
-    """Applies a function to every array in a structure, and leaves None as it is."""
+    """Applies a function to every array in a structure; None stays None."""
     return tf.nest.map_structure(lambda leaf: None if leaf is None else function(leaf), values)
 
 
@@ -25,13 +24,13 @@ def all_arrays(values: Any) -> list:
 
 
 def with_arrays(values: Any, arrays: Iterable) -> Any:
-    """A structure with other arrays in the places of its own, in the order of `all_arrays`."""
+    """Replaces the arrays of a structure, in the order of `all_arrays`."""
     left = iter(arrays)
     return each_array(lambda _: next(left), values)
 
 
 def in_floatx(values: Any) -> Any:
-    """Casts arrays and tensors of floats of any other precision to `keras.config.floatx()`."""
+    """Casts floating-point arrays and tensors to `keras.config.floatx()`."""
 
     def cast(leaf):
         ours = isinstance(leaf, np.ndarray) or tf.is_tensor(leaf)
@@ -43,14 +42,14 @@ def in_floatx(values: Any) -> Any:
 
 
 def as_arrays(values: Any, name: str) -> Any:
-    """Turns the leaves into arrays of numbers or texts, and lists of arrays into tuples.
+    """Converts leaves to arrays of numbers or texts, and lists of arrays to tuples.
 
     Args:
         values: an array, or a nested dict, tuple or list of arrays and None.
         name: name of the argument, for errors.
 
     Raises:
-        ValueError: a leaf has anything else than numbers or texts, or has no rows.
+        ValueError: a leaf is not dense, has other values than numbers or texts, or has no rows.
     """
     if values is None:
         return None
@@ -60,9 +59,8 @@ def as_arrays(values: Any, name: str) -> Any:
         return tuple(as_arrays(value, name) for value in values)
     if isinstance(values, tf.RaggedTensor | tf.SparseTensor) or hasattr(values, "toarray"):
         raise ValueError(
-            f"Invalid value received for argument `{name}`. Expected dense arrays, since lots are "
-            f"padded to one number of rows. Received: {type(values).__name__}. Convert it, by "
-            "to_tensor(), tf.sparse.to_dense() or toarray()."
+            f"Invalid value received for argument `{name}`. Expected dense arrays. Received: "
+            f"{type(values).__name__}. Convert it with to_tensor(), tf.sparse.to_dense() or toarray()."
         )
     if on_disk(values):
         return values
@@ -87,12 +85,12 @@ def as_arrays(values: Any, name: str) -> Any:
 
 
 def on_disk(values: Any) -> bool:
-    """Whether values are an array that is read piece by piece, such as those of HDF5 and Zarr."""
+    """Whether values are an array that is read in pieces, such as one of HDF5 or Zarr."""
     return hasattr(values, "chunks") and hasattr(values, "dtype") and hasattr(values, "shape")
 
 
 def _of_objects(array: np.ndarray, name: str) -> np.ndarray:
-    """Makes floats of objects that are numbers, as in frames with columns of several types."""
+    """Converts objects that are numbers to floats, as in data frames with mixed column types."""
     try:
         if not any(isinstance(value, str | bytes) for value in array.flat):
             return array.astype(floatx())
@@ -100,13 +98,13 @@ def _of_objects(array: np.ndarray, name: str) -> np.ndarray:
         pass
     raise ValueError(
         f"Invalid value received for argument `{name}`. Expected arrays of numbers, or of texts. "
-        "Received objects that are neither, texts beside numbers, or missing values. Pass columns of "
+        "Received other objects, a mix of texts and numbers, or missing values. Pass columns of "
         "texts and of numbers as separate inputs, and fill in missing values."
     )
 
 
 def is_several(value: Any) -> bool:
-    """Whether this element of a list is an array (or a structure of arrays), not one example."""
+    """Whether a list element is an array or a structure of arrays, and not one example."""
     if isinstance(value, list | tuple):
         return any(is_several(element) for element in value)
     return value is None or isinstance(value, dict) or getattr(value, "ndim", 0) > 0
@@ -119,12 +117,12 @@ def _is_series(value: Any) -> bool:
 
 
 def common_length(x: Any, y: Any = None, sample_weight: Any = None) -> int:
-    """The number of rows of all arrays; ValueError if they differ or `x` has none."""
+    """The common number of rows; ValueError if arrays differ in it or `x` has no array."""
     lengths = {leaf.shape[0] for leaf in all_arrays((x, y, sample_weight))}
     if not all_arrays(x):
         raise ValueError(
-            "Invalid value received for argument `x`. Expected at least one array. Received None. An "
-            "input that is not optional needs an array."
+            "Invalid value received for argument `x`. Expected at least one array. Received None. "
+            "Pass an array for each input that is not optional."
         )
     if len(lengths) != 1:
         given = {"x": x, "y": y, "sample_weight": sample_weight}
@@ -140,7 +138,7 @@ def _shapes(values):
 
 
 def texts_as_tensors(values: Any) -> Any:
-    """Turns arrays of texts into tensors, since Keras takes no others; leaves all else."""
+    """Converts arrays of texts to tensors, as Keras requires; other values stay."""
 
     def converted(leaf):
         array = np.asarray(leaf) if hasattr(leaf, "to_numpy") else leaf  # of a frame
@@ -151,7 +149,7 @@ def texts_as_tensors(values: Any) -> Any:
 
 
 def as_weights(weights: Any) -> np.ndarray:
-    """Sample weights as float32, [rows] or [rows, tokens, ...]; ValueError for one that is invalid."""
+    """Sample weights as float32, [rows] or [rows, tokens, ...]; ValueError if one is invalid."""
     weights = np.asarray(weights, np.float32)
     wrong = ~(np.isfinite(weights) & (weights >= 0))
     if wrong.any():

@@ -1,10 +1,10 @@
-"""From the units of a lot to its rows: neighbours, people, views, functions, and padding.
+"""Turns the units of a lot into rows: neighbours, people, views, functions and padding.
 
 Formal guarantees:
 
-* Every row depends on one example, the secret of its view and the step; on no other row.
-* Rows that are absent or only fill a lot up are copies of one of its own rows (of the source's first
-  row in an empty lot), with weight 0.
+* Every row depends on one example, the secret of its view and the step, and on no other row.
+* Absent rows and padding are copies of one row of the lot (of the source's first row in an empty lot),
+  with weight 0.
 """
 
 import dataclasses
@@ -24,16 +24,16 @@ from tfdp.data.sources import Source
 
 @dataclasses.dataclass(frozen=True)
 class Assembly:
-    """How units become rows.
+    """Turns the units of a lot into its rows.
 
     Attributes:
-        source: gives the examples.
+        source: the source of the examples.
         available: number of examples (or people) that units consist of.
         unit_size: number of neighbours in a unit.
         augmentations: number of views of each example.
         people: the person of each example, where units are people; or None.
-        functions: what is applied to each example.
-        weights_of: gives the weights of targets [rows, ...], in place of weights of the source.
+        functions: applied to each example, in order.
+        weights_of: computes weights from targets [rows, ...]; the source then has no weights.
     """
 
     source: Source
@@ -50,7 +50,7 @@ class Assembly:
         return self.augmentations * (1 if self.people is None else self.people.max_examples)
 
     def neighbours(self, units: np.ndarray) -> np.ndarray:
-        """The members of units; `available` for those that the last unit lacks."""
+        """The members of units; `available` where the last unit has fewer."""
         if self.unit_size == 1:
             return units
         members = (units[:, None] * self.unit_size + np.arange(self.unit_size)).ravel()
@@ -69,9 +69,9 @@ class Assembly:
 
         Args:
             units: as a scheme draws them.
-            size_for: the number of rows of a lot that needs a certain number.
-            people: secret that chooses among the examples of a person.
-            views: secret that the seeds of functions follow from.
+            size_for: maps the number of rows needed to the number of rows of the lot.
+            people: secret for the choice among a person's examples.
+            views: secret from which the seeds of functions are derived.
             step: number of the lot.
             spec: the `tf.TensorSpec`s that all lots have; None does not compare them.
         """
@@ -98,7 +98,7 @@ class Assembly:
         share[present] = scale[present]
         if self.weights_of is not None:
             if weight is not None:
-                raise ValueError("Expected class_weight or sample_weight. Received both.")
+                raise ValueError("class_weight and sample_weight cannot be combined. Remove one.")
             weight = self.weights_of(y)
         return x, y, tf.nest.map_structure(lambda leaf: _weighted(leaf, share), weight)
 
@@ -109,12 +109,12 @@ class Assembly:
         return self.source.rows(indices)
 
     def _of_people(self, people, secret):
-        """The examples of people, -1 where one has fewer than k, and their weights."""
+        """The examples of people, -1 where a person has fewer than k, and their weights."""
         k = self.people.max_examples
         found, counts = np.full((len(people), k), -1), np.ones(len(people), np.int64)
         here = people >= 0
         found[here], counts[here] = self.people.examples(people[here], secret)
-        # The mean over k rows is the mean over those that exist.
+        # With these weights, the mean over k rows is the mean over existing rows.
         return found.ravel(), np.repeat((k / counts).astype(np.float32), k)
 
     def _mapped(self, indices, views, secret, step) -> tuple:
@@ -132,9 +132,9 @@ class Assembly:
         return rows if repeated else at_places(rows, places)
 
     def _random(self) -> list[bool]:
-        """Which functions may give something else for each view of an example.
+        """Whether the result of each function may differ between the views of an example.
 
-        Without a seed they may draw by themselves; they are called for each view if no other one does.
+        Functions without a seed may draw random numbers; they run for each view if none takes a seed.
         """
         seeded = [function.seeded for function in self.functions]
         return seeded if any(seeded) else [self.augmentations > 1] * len(seeded)

@@ -1,4 +1,4 @@
-"""Batches of a source in its order, for evaluation, validation and prediction."""
+"""Batches of a source in order, for evaluation, validation and prediction."""
 
 import functools
 import math
@@ -16,7 +16,7 @@ from tfdp.data.sources import Source, as_source, is_source
 
 
 class SourceBatches(keras.utils.PyDataset):
-    """The rows of a source in order, as Keras reads batches.
+    """A Keras `PyDataset` of the rows of a source in order.
 
     Args:
         source: the source.
@@ -56,44 +56,44 @@ class SourceBatches(keras.utils.PyDataset):
 
 
 def to_evaluate(data: Any, batch_size: int | None, y: Any = None) -> Any:
-    """Returns data as Keras evaluates them: rows of a source in order, texts as tensors.
+    """Prepares data for Keras' `evaluate`: sources as batches in order, texts as tensors.
 
     Args:
         data: an argument of `evaluate`, `predict` or `fit`.
         batch_size: number of rows in a batch; None takes 32.
-        y: the targets beside it, which a source has itself.
+        y: the targets; None with a source, which includes them.
 
     Raises:
-        ValueError: the data are lots, which have no end; or there are targets beside a source.
+        ValueError: the data are lots, which never end, or `y` is passed with a source.
     """
     if isinstance(data, Lots) or hasattr(data, "tfdp_lots"):
         raise ValueError(
-            "Lots are drawn at random without end, for training. Evaluate what they are drawn from: "
-            "arrays, a source such as lots.source, or source.map(f) where lots.map(f) was applied."
+            "Lots are random and endless, for training only. Evaluate the data that they are drawn "
+            "from: arrays, a source such as lots.source, or source.map(f) if you used lots.map(f)."
         )
     if not is_source(data):
         return texts_as_tensors(data)
     if y is not None:
-        raise ValueError("A source gives whole rows (x, y, sample_weight). Leave out y.")
+        raise ValueError("A source includes its targets and cannot be combined with y. Remove y.")
     return SourceBatches(data, batch_size or 32)
 
 
 def split_last(source: Source, share: float, batch_size: int | None) -> tuple[Source, Any]:
-    """Returns the first rows of a source, and the last ones as validation data, as Keras splits arrays.
+    """Splits off the last rows of a source as validation data, as Keras does for arrays.
 
     Args:
         source: the source.
-        share: share of the rows that are validation data, in (0, 1).
+        share: share of the rows to split off, in (0, 1).
         batch_size: number of rows in a batch of validation data that are not in memory.
 
     Raises:
-        ValueError: a side has no row.
+        ValueError: one side would be empty.
     """
     first = math.floor(len(source) * (1.0 - share))
     if not 0 < first < len(source):
         raise ValueError(
-            f"validation_split={share} of {len(source)} examples leaves no example on one side. Use "
-            "another share."
+            f"validation_split={share} of {len(source)} examples leaves one side empty. Use another "
+            "share."
         )
     train, held_out = source[:first], source[first:]
     arrays = held_out.in_memory()

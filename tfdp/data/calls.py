@@ -1,8 +1,8 @@
-"""Calls of Python by the threads of `tf.data`: the errors in them, and the end of the process.
+"""Python calls from the threads of `tf.data`: keeps their exceptions, and lets the process exit.
 
-TensorFlow turns an exception into a text, so the exception itself is kept for the reader of the data. A
-thread that calls Python after Python's end never returns, and TensorFlow waits for it; so the process
-waits for running calls when it ends, and refuses later ones.
+TensorFlow converts an exception to text, so the original is kept for the reader of the data. A thread
+that calls Python after the interpreter has shut down never returns, and TensorFlow waits for it. So the
+process waits for running calls before it exits, and rejects later ones.
 """
 
 import atexit
@@ -13,12 +13,12 @@ from typing import Any
 
 import tensorflow as tf
 
-# After so many seconds without a call, the buffers are full and no thread of `tf.data` calls any more.
+# After this many seconds without a call, buffers are full and `tf.data` makes no more calls.
 _QUIET = 0.05
 
 
 class Calls:
-    """Calls of functions by the threads of one set of lots.
+    """Function calls by the threads that read one data set.
 
     Attributes:
         error: the first exception in a call since the last iterator began, or None.
@@ -28,7 +28,7 @@ class Calls:
         self.error: Exception | None = None
 
     def call(self, function: Callable, *arguments: Any) -> Any:
-        """Calls a function, unless the process ends."""
+        """Calls a function, unless the process is exiting."""
         with _running:
             try:
                 return function(*arguments)
@@ -45,7 +45,7 @@ class Calls:
 
 
 class _Running:
-    """Context of a call; `finish` waits for all calls and refuses later ones."""
+    """Context of a call; `finish` waits for all calls and rejects later ones."""
 
     def __init__(self):
         self._changed, self._number, self._begun = threading.Condition(), 0, 0

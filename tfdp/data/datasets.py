@@ -23,14 +23,14 @@ class Dataset:
         name: the name under which the dataset was loaded.
         x_train: training inputs; images are float32 NHWC in [-1, 1], texts an array of `str`, rows
             of characters int32 byte values.
-        y_train: training labels, int32, shape (examples,); of a language model (examples, tokens).
+        y_train: training labels, int32, shape (examples,); (examples, tokens) for language models.
         x_test: test inputs, like `x_train`.
         y_test: test labels, like `y_train`.
         num_classes: number of classes.
         input_shape: shape of one example; () for texts.
         source: where the data comes from.
         preprocessing: one sentence that describes the preprocessing.
-        encoder: of a table, the Keras model from its columns to the inputs; else None.
+        encoder: for a table, the Keras model that maps its columns to the inputs; else None.
 
     Example:
         >>> import tfdp
@@ -71,7 +71,7 @@ DATASETS: dict[str, Spec] = {
         builder="ag_news_subset",
         row=80,
     ),
-    # The split of the papers: of the 120,000 texts, 24,000 ("train[96000:]") are for validation.
+    # The papers' split: 24,000 of the 120,000 texts ("train[96000:]") are for validation.
     "ag_news_subset": Spec(
         (),
         4,
@@ -87,7 +87,7 @@ DATASETS: dict[str, Spec] = {
         (), 2, "https://dl.fbaipublicfiles.com", test_split="validation", text=("sentence",)
     ),
     "kmnist": Spec((28, 28, 1), 10, "http://codh.rois.ac.jp"),
-    # As many texts as TensorFlow Privacy's language model takes, of the 30 million that there are.
+    # TensorFlow Privacy's language model uses this many of the 30 million texts.
     "lm1b_characters": Spec(
         (79,),
         256,
@@ -123,22 +123,22 @@ def load(
     train_split: str | None = None,
     test_split: str | None = None,
 ) -> Dataset:
-    """Loads a dataset, and downloads it first if it is not prepared on this machine.
+    """Loads a dataset, and downloads it first if this machine does not have it.
 
     Args:
-        name: a key of `DATASETS`, or any other name of `tensorflow_datasets` whose data have a class
-            label and an image or one text. "digits" needs neither files nor a network.
+        name: a key of `DATASETS`, or another name of `tensorflow_datasets`, with a class label and an
+            image or one text. "digits" needs neither files nor a network.
         data_dir: folder in which `tensorflow_datasets` keeps prepared data; by default the value of
             the environment variable TFDS_DATA_DIR, and without that ~/tensorflow_datasets.
-        train_split, test_split: other splits than the usual ones, or parts of them, in the notation
+        train_split, test_split: splits or parts of splits instead of the usual ones, in the notation
             of `tensorflow_datasets`: "train[:6000]", "test[80%:]".
 
     Returns:
         The `Dataset`.
 
     Raises:
-        ValueError: the name is unknown, the splits share examples, or the data are of a kind that is
-            not supported.
+        ValueError: the name is unknown, the splits share examples, or this kind of data is not
+            supported.
         DataUnavailable: the data (or one of its splits) is not prepared and cannot be downloaded.
 
     Example:
@@ -150,7 +150,7 @@ def load(
     spec = _spec(name, data_dir)
     if name == "digits":
         if given := train_split or test_split:
-            raise ValueError(f"'digits' has one fixed split. Leave out {given!r}.")
+            raise ValueError(f"'digits' has one fixed split. Remove {given!r}.")
         return _digits()
     builder = prepared(spec.builder or name, data_dir, spec.host)
     usual_test = spec.test_split or ("test" if "test" in builder.info.splits else "validation")
@@ -160,8 +160,8 @@ def load(
     for split, (_, labels) in ((train_split, train), (test_split, test)):
         if np.any(labels < 0):
             raise ValueError(
-                f"Expected labels in the split {split!r} of {name!r}. Found examples whose label is "
-                "withheld (-1). Use another split, such as 'validation'."
+                f"The split {split!r} of {name!r} has examples whose label is withheld (-1). Use "
+                "another split, such as 'validation'."
             )
     return Dataset(
         name,
@@ -175,13 +175,13 @@ def load(
 
 
 def load_split(name: str, split: str, data_dir: str | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Loads one split, for datasets of which not every split is available.
+    """Loads one split of a dataset, even if its other splits are not available.
 
     Args:
         name: as in `load`.
         split: "train", "test" or another split that the dataset has, or a part of one as in
-            `tensorflow_datasets` ("test[:1000]"). Of rows of characters, "train" and "test" are the
-            parts that `load` takes.
+            `tensorflow_datasets` ("test[:1000]"). For rows of characters, "train" and "test" are the
+            parts that `load` uses.
         data_dir: see `load`.
 
     Returns:
@@ -205,7 +205,7 @@ def load_split(name: str, split: str, data_dir: str | None = None) -> tuple[np.n
         if split not in splits:
             raise no_split(name, split, splits, "scikit-learn")
         return splits[split]
-    if spec.row:  # both parts may be from one split, which then must not be taken for one of them
+    if spec.row:  # the parts that `load` uses, even if both come from one split
         split = {"train": spec.train_split, "test": spec.test_split}.get(split) or split
     return _examples(prepared(spec.builder or name, data_dir, spec.host), spec, split)
 
@@ -225,8 +225,8 @@ def _examples(builder, spec: Spec, split: str) -> tuple[np.ndarray, np.ndarray]:
 def cut_bytes(texts: list[bytes], length: int) -> np.ndarray:
     """Cuts texts into rows of UTF-8 bytes, for a language model of characters.
 
-    Each text is cut by itself, and what is left at its end is dropped. So a row holds one text only,
-    and another text more or less, or a longer one, leaves the rows of all others as they are.
+    Each text is cut separately and its remainder is dropped. So each row belongs to one text, and
+    adding, removing or changing a text leaves the rows of all others unchanged.
 
     Args:
         texts: the texts.
@@ -240,7 +240,7 @@ def cut_bytes(texts: list[bytes], length: int) -> np.ndarray:
 
 
 def _spec(name: str, data_dir: str | None) -> Spec:
-    """Returns what is known about a dataset before an example of it is read."""
+    """Returns the public facts about a dataset, without reading an example."""
     if isinstance(name, str) and name in DATASETS:
         return DATASETS[name]
     if not isinstance(name, str) or name.partition("/")[0] not in listed_names():

@@ -1,4 +1,4 @@
-"""Batches of a user with a declaration of how they are drawn."""
+"""User-made batches with a declaration of how they are drawn."""
 
 import dataclasses
 from typing import Any
@@ -6,18 +6,18 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class OncePerEpoch:
-    """Declares that batches of your own hold each example at most once in an epoch.
+    """Declares that your batches contain each example at most once per epoch.
 
-    This holds if a pipeline reads each example once, shuffles without replacement and does not repeat;
-    Keras restarts it in every epoch. `fit` takes it in place of the batches. An example then counts
-    once an epoch, and not once a step. tfdp cannot check this, so the privacy statement names it as an
-    assumption. Nothing is amplified by sampling: with lots that tfdp draws, epsilon is smaller still.
+    This is true of a pipeline that reads each example once, shuffles without replacement and does not
+    repeat; Keras restarts it in every epoch. Pass it to `fit` in place of the batches. An example then
+    counts once per epoch instead of once per step. tfdp cannot check this, so the privacy statement
+    lists it as an assumption. Sampling amplifies nothing; lots that tfdp draws have a smaller epsilon.
 
-    The number of batches has to be known; an epoch with more or fewer raises an error.
+    The number of batches must be known; an epoch with more or fewer raises an error.
 
     Attributes:
         batches: a `tf.data.Dataset` of batches, a `keras.utils.PyDataset`, or an iterable of batches
-            with a length, such as a loader.
+            with a length, such as a data loader.
 
     Example:
         >>> import keras, numpy as np, tensorflow as tf, tfdp

@@ -1,8 +1,8 @@
-"""Exact draws from random words: binomial counts, distinct indices, orders and allocations.
+"""Exact sampling from random words: binomial counts, distinct indices, orders and allocations.
 
-Formal guarantee: each law is exact up to a total variation of 2**-50. A count compares 128 random bits
-with chances in integer arithmetic, indices accept or reject whole words, and an order compares 104
-random bits where two indices meet.
+Formal guarantee: each distribution is exact up to a total variation distance of 2**-50. Counts
+compare 128 random bits with integer probabilities, indices accept or reject whole words, and orders
+compare 104 random bits where two indices tie.
 """
 
 import bisect
@@ -12,18 +12,18 @@ import numpy as np
 
 from tfdp.data.words import Bits
 
-# Largest number of units that are put into a true random order; 24 bits of a word hold their index.
+# Largest number of units that are ordered by sorting; 24 bits of a word store the index.
 MOST_SHUFFLED = 1 << 24
 _INDEX = np.uint64(MOST_SHUFFLED - 1)
 _BLOCK = 1 << 18
 
 
 class Binomial:
-    """The number of successes in `trials` independent trials, each with chance `odds[0] / odds[1]`.
+    """The number of successes in independent trials, each with probability `odds[0] / odds[1]`.
 
     Args:
         trials: number of trials.
-        odds: integers (a, b) with 0 <= a <= b and b > 0: the chance is a / b.
+        odds: integers (a, b) with 0 <= a <= b and b > 0: the probability is a / b.
     """
 
     def __init__(self, trials: int, odds: tuple[int, int]):
@@ -44,9 +44,9 @@ class Binomial:
 
 
 def _weights(trials, a, b) -> tuple[int, list[int]]:
-    """The first count and the chances of all counts that matter, as multiples of a common number.
+    """The first count, and the unnormalized integer probabilities of all counts that matter.
 
-    The most likely count has 2**256. Counts are left out where the chance is below 2**-156 of that.
+    The most likely count has 2**256. Counts with less than 2**-156 of that are left out.
     """
     mode = min(trials, (trials + 1) * a // b)
 
@@ -67,9 +67,9 @@ def _weights(trials, a, b) -> tuple[int, list[int]]:
 
 
 def distinct(bits: Bits, count: int, limit: int) -> np.ndarray:
-    """Draws a set of `count` of the integers 0, ..., limit - 1, each set as likely as any other.
+    """Draws `count` distinct integers from 0 to limit - 1; every set is equally likely.
 
-    It draws integers and drops repetitions, so the cost grows with the set and not with `limit`.
+    Integers are drawn and repetitions dropped, so the cost grows with `count`, not with `limit`.
 
     Returns:
         The set in increasing order, int64 of shape [count].
@@ -86,10 +86,10 @@ def distinct(bits: Bits, count: int, limit: int) -> np.ndarray:
 
 
 def order(bits: Bits, count: int) -> np.ndarray:
-    """Draws an order of the integers 0, ..., count - 1, each order as likely as any other.
+    """Draws an order of the integers 0, ..., count - 1; every order is equally likely.
 
-    Words of 40 random bits and the index are sorted; equal random bits are ordered by further words.
-    The cost is one sort, and the memory that of the result.
+    Sorts words of 40 random bits and the index; ties are broken by further words. Takes one sort and
+    the memory of the result.
 
     Args:
         count: at most `MOST_SHUFFLED`.
@@ -115,7 +115,7 @@ def _blocks(values):
 
 
 def _ties(keys):
-    """Yields the first and last + 1 places of sorted keys that have the same random bits."""
+    """Yields the start and the end of each range of sorted keys with equal random bits."""
     found = [
         start + np.flatnonzero((block ^ keys[start : start + len(block)]) <= _INDEX)
         for start, block in _blocks(keys[1:])
@@ -127,7 +127,7 @@ def _ties(keys):
 
 
 class Allocation:
-    """Puts each of the integers 0, ..., count - 1 into one of `lots` lots, uniformly and by itself.
+    """Puts each of the integers 0, ..., count - 1 into one of `lots` lots, uniformly and independently.
 
     Args:
         bits: the words to draw from.

@@ -1,4 +1,4 @@
-"""Single examples and arrays of them: stacking, dtypes in lots, threads, and errors that name a row."""
+"""Examples and arrays of examples: stacking, dtypes in lots, threads, and errors that name a row."""
 
 import functools
 import operator
@@ -20,7 +20,7 @@ def stacked(examples: Sequence[tuple], indices: np.ndarray) -> tuple:
 
     Args:
         examples: at least one.
-        indices: their rows in the source, for messages.
+        indices: their row numbers in the source, for messages.
     """
     form = _form(examples[0])
     for index, example in zip(indices, examples, strict=True):
@@ -37,7 +37,7 @@ def stacked(examples: Sequence[tuple], indices: np.ndarray) -> tuple:
 
 
 def _form(example):
-    """The entries of an example with their kinds and shapes, as errors show them."""
+    """The kind and shape of each entry of an example, for errors."""
     if isinstance(example, dict):
         return {name: _form(example[name]) for name in sorted(example)}
     if isinstance(example, tuple):
@@ -59,20 +59,20 @@ def _is_text(value) -> bool:
 
 
 def spec_of(rows: tuple) -> tuple:
-    """The `tf.TensorSpec`s of rows, whatever their number."""
+    """The `tf.TensorSpec`s of rows, for any number of rows."""
     return each_array(lambda c: tf.TensorSpec((None, *c.shape[1:]), dtype_in_lots(c)), rows)
 
 
 def conformed(rows: tuple, spec: tuple, index: int) -> tuple:
-    """Rows with the entries, shapes and dtypes of the first row of a source.
+    """Checks rows against the first row of a source, and converts integers to its floats.
 
     Args:
         rows: structures of arrays [rows, ...].
-        spec: the same of `tf.TensorSpec`s.
-        index: one of the rows in the source, for messages.
+        spec: the structures of the `tf.TensorSpec`s of the first row.
+        index: number of one of the rows in the source, for messages.
 
     Raises:
-        ValueError: they differ. Whole numbers become floats where the first row has floats.
+        ValueError: the rows have other entries, shapes or types than the first row.
     """
     remedy = "Give all rows the same entries, shapes and types, in the source or by map(f)."
     try:
@@ -105,7 +105,7 @@ def _as_in(column: np.ndarray, wanted: tf.TensorSpec) -> np.ndarray | None:
 
 
 def as_value(value: Any) -> Any:
-    """A value of one example as an array; bytes stay, since NumPy cuts zeros off their end."""
+    """Converts a value of one example to an array; bytes stay, since NumPy strips final zeros."""
     if isinstance(value, bytes | str):
         return value
     array = np.asarray(value)
@@ -116,14 +116,14 @@ def as_value(value: Any) -> Any:
 
 
 def at_places(rows: Any, places: np.ndarray) -> Any:
-    """The rows at places, of a structure of arrays or of a list of examples."""
+    """The rows at given places of a structure of arrays or a list of examples."""
     if isinstance(rows, list):
         return [rows[place] for place in places]
     return each_array(lambda column: np.take(column, places, axis=0), rows)
 
 
 def shape_of(value: Any) -> tuple:
-    """The shape of a value; NumPy would copy bytes to find theirs."""
+    """The shape of a value, without copying bytes as NumPy does."""
     return () if isinstance(value, bytes | str) else tuple(np.shape(value))
 
 
@@ -132,7 +132,7 @@ def _stack(values: Sequence) -> np.ndarray:
 
 
 def values_of(example: Any) -> Any:
-    """An example with arrays at its leaves: a list of numbers is an array, other lists are tuples."""
+    """Converts the leaves of an example to arrays, also lists of numbers; other lists become tuples."""
     if isinstance(example, dict):
         return {name: values_of(value) for name, value in example.items()}
     if isinstance(example, tuple) or (isinstance(example, list) and is_several(example)):
@@ -141,7 +141,7 @@ def values_of(example: Any) -> Any:
 
 
 def rows_of_columns(columns: tuple) -> list[tuple]:
-    """The single rows of a structure of arrays."""
+    """Splits a structure of arrays into single rows."""
     number = len(all_arrays(columns)[0])
     return [each_array(operator.itemgetter(i), columns) for i in range(number)]
 
@@ -156,16 +156,16 @@ def in_threads(function: Callable, values: Sequence) -> list:
             found.append(function(value))
         return found
     parts = [values[start : start + size] for start in range(0, len(values), size)]
-    # A process that ends waits for what the threads were given, so they are not given all at once.
+    # An exiting process waits for submitted parts, so they are not all submitted at once.
     given = (parts[start : start + _THREADS] for start in range(0, len(parts), _THREADS))
     done = (_pool().map(lambda part: [*map(function, part)], some) for some in given)
     return [made for some in done for part in some for made in part]
 
 
-# Python runs in one thread at a time, and the step needs cores, too: on two cores, 256 small files took
-# 48 ms in one thread and 74 ms in four.
+# Python runs in one thread at a time, and the training step needs cores as well: on two cores, 256
+# small files took 48 ms in one thread and 74 ms in four.
 _THREADS = max(1, min(8, (os.cpu_count() or 1) // 2))
-# Number of values that a thread is given at once.
+# Number of values in a part, which one thread processes.
 _PART = 16
 
 
@@ -175,7 +175,7 @@ def _pool():
 
 
 def named_row(index, function, *arguments):
-    """Calls a function of a row; an error names the row."""
+    """Calls a function for a row; errors name the row."""
     try:
         return function(*arguments)
     except StopIteration as error:  # TensorFlow would take it for the end of the data
@@ -186,7 +186,7 @@ def named_row(index, function, *arguments):
 
 
 def in_lots(rows: np.ndarray) -> np.ndarray:
-    """Rows with the dtype that they have in lots."""
+    """Converts rows to their dtype in lots."""
     dtype = dtype_in_lots(rows)
     if dtype == tf.string:
         texts = [v.encode() if isinstance(v, str) else v for v in rows.ravel().tolist()]

@@ -1,7 +1,7 @@
-"""Sources from files: images and texts in directories, tables of CSV and Parquet.
+"""Sources from files: directories of images or texts, and tables in CSV or Parquet.
 
-Directories are read as Keras' `image_dataset_from_directory` and `text_dataset_from_directory` read
-them, but a file only when its row is drawn. Tables are read by pyarrow (`pip install tfdp[sources]`).
+Directories are read as by Keras' `image_dataset_from_directory` and `text_dataset_from_directory`, but
+each file only when its row is drawn. Tables are read by pyarrow (`pip install tfdp[sources]`).
 """
 
 import importlib
@@ -21,13 +21,13 @@ from tfdp.data.sources import Records, Source, as_source
 
 
 class Files(Records):
-    """A row for each file.
+    """A source with one row per file.
 
     Args:
         paths: the files.
-        class_names: names of the classes in the order of their labels, as in Keras; None without.
+        class_names: names of the classes in the order of their labels, as in Keras; or None.
         labels: the label of each file, or None.
-        value: maps the path of a file, a tensor, to what the file holds.
+        value: maps the path of a file, a tensor, to its contents.
     """
 
     def __init__(self, paths: list, class_names: list | None, labels: Any, value: Callable):
@@ -36,10 +36,10 @@ class Files(Records):
 
 
 class _Contents:
-    """What files hold, by their index, with their labels.
+    """The contents of files by index, with their labels.
 
-    The dataset's own function is not at hand, and `tf.data.experimental.at` ends the process where a
-    seed was set between two calls (TensorFlow 2.21).
+    Keras' dataset does not expose its function, and `tf.data.experimental.at` ends the process if a
+    seed is set between two calls (TensorFlow 2.21).
     """
 
     def __init__(self, paths, labels, value):
@@ -62,12 +62,12 @@ class _Contents:
 
 
 def images_from_directory(directory: str, **options: Any) -> Files:
-    """Returns a source of the images in a directory, as `keras.utils.image_dataset_from_directory`.
+    """Returns a source of the images in a directory, like `keras.utils.image_dataset_from_directory`.
 
-    The rows are those of Keras without shuffling: sorted by class, and by name in each class.
+    The rows are in Keras' order without shuffling: by class, then by name.
 
     Args:
-        directory: with one folder of images for each class, or with images if `labels` are given.
+        directory: contains one folder of images per class, or images if `labels` are given.
         **options: as in Keras: `labels`, `label_mode`, `class_names`, `color_mode`, `image_size`,
             `interpolation`, `follow_links`, `crop_to_aspect_ratio`, `pad_to_aspect_ratio` and
             `data_format`.
@@ -105,12 +105,12 @@ def images_from_directory(directory: str, **options: Any) -> Files:
 
 
 def texts_from_directory(directory: str, **options: Any) -> Files:
-    """Returns a source of the texts in a directory, as `keras.utils.text_dataset_from_directory`.
+    """Returns a source of the texts in a directory, like `keras.utils.text_dataset_from_directory`.
 
-    The rows are those of Keras without shuffling: sorted by class, and by name in each class.
+    The rows are in Keras' order without shuffling: by class, then by name.
 
     Args:
-        directory: with one folder of .txt files for each class, or with files if `labels` are given.
+        directory: contains one folder of .txt files per class, or files if `labels` are given.
         **options: as in Keras: `labels`, `label_mode`, `class_names`, `max_length` and `follow_links`.
 
     Raises:
@@ -136,16 +136,16 @@ def texts_from_directory(directory: str, **options: Any) -> Files:
     return Files(*found, text)
 
 
-# Options of Keras that belong to lots, and to parts of a source.
+# Options of Keras that lots, or parts of a source, replace.
 _OF_LOTS = ("shuffle", "seed", "batch_size", "validation_split", "subset", "format")
 
 
 def _from_directory(read, directory, options) -> tuple[list, list | None, Any]:
-    """Returns the paths, the names of the classes and the labels of Keras' dataset."""
+    """Returns the paths, class names and labels of Keras' dataset."""
     if wrong := [name for name in _OF_LOTS if name in options]:
         raise ValueError(
-            f"{wrong[0]!r} does not belong to a source, which gives single rows in a fixed order: "
-            "lots shuffle, fit(source, batch_size=...) cuts, and source[a:b] is a part."
+            f"{wrong[0]!r} cannot be used here: a source returns single rows in a fixed order. Remove "
+            "it. Lots shuffle, fit(source, batch_size=...) sets sizes, and source[a:b] is a part."
         )
     if not tf.io.gfile.isdir(directory):
         raise ValueError(f"There is no directory {str(directory)!r}.")
@@ -154,7 +154,7 @@ def _from_directory(read, directory, options) -> tuple[list, list | None, Any]:
     names, labels, mode = dataset.class_names, options["labels"], options["label_mode"]
     inferred = isinstance(labels, str)
     paths = getattr(dataset, "file_paths", None)
-    if paths is None:  # a dataset of texts does not have them
+    if paths is None:  # text datasets do not have them
         folders = names if names and inferred else [""]
         links = options.get("follow_links", False)
         paths = [path for f in folders for path in _texts(os.path.join(directory, f), links)]
@@ -188,15 +188,15 @@ def from_csv(
     """Returns a source of the rows of CSV files, which are read into memory.
 
     Args:
-        path: a file with a header, a list of them, or a folder of them; what pyarrow takes.
-        label: name of the column of targets; all others are inputs, in a dictionary of arrays.
-        keys: instead of `label`: the names of x, (x, y) or (x, y, sample_weight), in structures.
-        separator: what stands between values.
-        missing: for names of columns, what stands for a missing number: a public constant.
+        path: a file with a header, a list of files or a folder, as pyarrow accepts.
+        label: name of the target column; all others are inputs, in a dictionary of arrays.
+        keys: instead of `label`, names of columns: x, (x, y) or (x, y, sample_weight), in structures.
+        separator: the character between values.
+        missing: maps names of columns to a public constant that replaces missing numbers.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: there is no such column, or a number is missing; a missing text is "".
+        FileNotFoundError: a file does not exist.
+        ValueError: a column does not exist, or a number is missing; a missing text is "".
 
     Example:
         >>> import pathlib, tempfile, numpy as np, tfdp
@@ -221,19 +221,19 @@ def from_parquet(
 ) -> Source:
     """Returns a source of the rows of Parquet files.
 
-    Parquet can only be read in groups of rows, so columns are read once: into memory, or into files.
-    `datasets.Dataset.from_parquet` of Hugging Face is a source of larger tables with texts.
+    Parquet can only be read in groups of rows, so columns are read once, into memory or into files. For
+    larger tables with texts, use Hugging Face's `datasets.Dataset.from_parquet` as a source.
 
     Args:
-        path: a file, a list of files, or a folder of them; what pyarrow takes.
-        label: name of the column of targets; all others are inputs, in a dictionary of arrays.
-        keys: instead of `label`: the names of x, (x, y) or (x, y, sample_weight), in structures.
+        path: a file, a list of files or a folder, as pyarrow accepts.
+        label: name of the target column; all others are inputs, in a dictionary of arrays.
+        keys: instead of `label`, names of columns: x, (x, y) or (x, y, sample_weight), in structures.
         cache: the folder of `cached`, for columns of numbers; None keeps them in memory.
-        missing: for names of columns, what stands for a missing value: a public constant.
+        missing: maps names of columns to a public constant that replaces missing values.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: there is no such column, or a value is missing.
+        FileNotFoundError: a file does not exist.
+        ValueError: a column does not exist, or a value is missing.
 
     Example:
         >>> import pathlib, tempfile, numpy as np, pyarrow, pyarrow.parquet, tfdp
@@ -275,11 +275,11 @@ def _blocks(table, names: list[str], missing: Mapping[str, Any]) -> Iterator[dic
 
 
 def _array(column, name, start) -> np.ndarray:
-    """A column of pyarrow as an array; a list in each row is an axis of it."""
+    """Converts a column of pyarrow to an array; lists in the rows become an axis."""
     if column.null_count:
         row = start + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
         raise ValueError(
-            f"Column {name!r} has no value in row {row}. Name a public constant for gaps: "
+            f"Column {name!r} has no value in row {row}. Pass a public constant for it: "
             f"missing={{{name!r}: 0}}."
         )
     if hasattr(column, "dictionary_decode"):

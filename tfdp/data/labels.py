@@ -1,10 +1,10 @@
-"""Checks labels before training, when the error can still name the bad label."""
+"""Checks labels before training, so that the error can name the invalid label."""
 
 import numpy as np
 
 
 def check_labels(y, num_classes: int) -> None:
-    """Refuses labels that are not class indices in `[0, num_classes)`.
+    """Raises an error for labels that are not class indices in `[0, num_classes)`.
 
     TensorFlow turns an out-of-range label into a NaN loss on some devices and into an error on
     others; a private run would silently drop such examples as non-finite.
@@ -30,7 +30,7 @@ def check_labels(y, num_classes: int) -> None:
             "Invalid value received for argument `y`. Expected class indices (integers). "
             f"Received an array of dtype {y.dtype}."
         )
-    # The condition is negated as a whole, so that NaN counts as wrong.
+    # The condition is negated as a whole, so that NaN counts as invalid.
     wrong = ~((y >= 0) & (y < num_classes) & (y == np.floor(y)))
     if wrong.any():
         where = tuple(int(i) for i in np.argwhere(wrong)[0])

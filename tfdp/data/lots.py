@@ -1,18 +1,18 @@
 """Lots: the logical batches of private training, drawn by a scheme from a source.
 
 A *lot* is the logical batch of one training step. Its sampling scheme decides how much privacy a step
-costs, so the scheme that is accounted must be the scheme that ran: `Lots` draw by the scheme that their
-`sampling` names (`tfdp.data.schemes`), whatever the rows are read from (`tfdp.data.sources`), and their
-dataset refers to them by the attribute `tfdp_lots`.
+costs, so the scheme that is accounted must be the scheme that ran: `Lots` draw by the scheme of their
+`sampling` (`tfdp.data.schemes`) from any source of rows (`tfdp.data.sources`), and their dataset has
+them as its attribute `tfdp_lots`.
 
 Formal guarantees:
 
 * The draw depends on the number of examples (or people) and on nothing else in the data.
-* No example that was drawn is ever dropped to make a lot fit, and none is added.
+* No drawn example is dropped to make a lot fit, and none is added.
 * Lots are drawn only in the process that made them: two forks would draw the same secret lots.
-* The draws come from 128 bits of the operating system's entropy unless the user passes a seed,
-  whatever `np.random.seed` or `keras.utils.set_random_seed` were given. The choice of the examples is
-  a secret, on which the amplification by sampling rests.
+* The draws come from 128 bits of the operating system's entropy unless the user passes a seed;
+  `np.random.seed` and `keras.utils.set_random_seed` have no effect. Amplification by sampling relies
+  on the secrecy of the drawn examples.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ from tfdp.data.words import PEOPLE, VIEWS, Words
 
 # Lots are padded to a multiple of this number of rows if no physical batch size is given.
 _ROUNDING = 8
-# Seconds to read a lot above which there is a warning.
+# Seconds for reading a lot above which a warning is logged.
 _SLOW = 0.5
 _SLOW_LOT = (
     "A lot of %d examples took %.1f s to read. If rows come in blocks or are slow to decode, write "
@@ -48,21 +48,21 @@ _SLOW_LOT = (
 
 
 class Lots:
-    """Endless lots of a scheme and a source; `make_lots` makes them.
+    """An endless sequence of lots, drawn from a source by a scheme; `make_lots` creates it.
 
     Every iteration over the dataset starts a new epoch with fresh randomness: two iterators never
-    have the same draws, not even under a seed (unless one order is asked for). A seeded run is
-    nevertheless reproducible, since the draws of the k-th iterator are a function of the seed and of
-    k only. The draws do not depend on the source.
+    have the same draws, even with a seed (unless they are given the same `order`). A seeded run is
+    still reproducible, since the draws of the k-th iterator depend on the seed and k only. The draws
+    do not depend on the source.
 
     Args:
-        scheme: the `schemes.Scheme`, which draws the lots.
+        scheme: the `schemes.Scheme` that draws the lots.
         source: the `sources.Source` of rows.
         physical_batch_size: number of rows in one chunk; None takes the whole lot.
         seed: insecure seed of the draws; None draws from the operating system's entropy.
         row_multiple: lots are padded to a multiple of this number of rows; None pads all to one size.
         augmentations: number of views of each example.
-        people: the rows of each person, where people and not rows are drawn; None for rows.
+        people: the rows of each person, if lots draw people; None if they draw rows.
 
     Attributes:
         scheme: the `schemes.Scheme`.
@@ -72,20 +72,20 @@ class Lots:
             number in the data, unless `nominal`, and up to L - 1 more where `fit(shuffle=False)` keeps
             the last lot of an epoch.
         available_examples: number of examples (or people) that lots are drawn from.
-        nominal: whether N was given (`nominal_examples`) and not counted.
-        lot_size: L, the nominal size of a lot; the divisor of the summed gradient, however many
-            examples were drawn.
-        padded_size: number of rows in a lot as it is yielded, a multiple of `physical_batch_size`; only
+        nominal: whether N was given (`nominal_examples`) rather than counted.
+        lot_size: L, the nominal size of a lot; the summed gradient is divided by L, for any number of
+            drawn examples.
+        padded_size: number of rows in a yielded lot, a multiple of `physical_batch_size`; only
             an overflowing lot has more. With a `row_multiple`, lots have the next multiple of that
             number of rows instead.
         physical_batch_size: number of rows in one chunk.
-        microbatch_size: number of neighbours in the data that come together, in one microbatch.
+        microbatch_size: number of neighbours in the data that are drawn together, as a microbatch.
         views: number of consecutive rows of a lot that belong to one example (or person) and are
             averaged before clipping: augmentations, times `max_examples` of a person.
         augmentations: number of views of each example.
         steps_per_epoch: number of lots in an epoch, N // L.
-        groups: number of groups, which take turns, that the examples are divided into; 1 unless the
-            sampling is "cyclic_poisson".
+        groups: number of groups of examples, which take turns; 1 unless the sampling is
+            "cyclic_poisson".
         seeded: whether the user chose the seed, so that anyone who knows the seed knows the draws.
         process_id: id of the process that made the lots; no other process may draw them.
 
@@ -119,7 +119,7 @@ class Lots:
         seed = whole("seed", seed, 0, optional=True)
         self._seeded = seed is not None
         self._words = Words.of_seed(seed)
-        # What random functions draw is as secret as the noise, so no seed makes it known.
+        # Draws of random functions are as secret as the noise, so the seed does not reveal them.
         self._view_words = Words.of_seed(None)
         self._calls = Calls()
         self._row_multiple = whole("row_multiple", row_multiple, 1, optional=True)
@@ -139,14 +139,14 @@ class Lots:
                 f"examples of a person). Expected a multiple of {self.views}. Received: "
                 f"{physical_batch_size}"
             )
-        # A physical batch larger than the padded lot would only hold more padding.
+        # A physical batch larger than the padded lot would only add padding.
         self.physical_batch_size = min(physical_batch_size, round_up(rows, _ROUNDING * self.views))
         self.padded_size = round_up(rows, self.physical_batch_size)
 
     def __reduce__(self):
         raise TypeError(
-            "Lots hold the secret that they are drawn with, and a copy would draw the same ones again. "
-            "Call make_lots(...) of the same data instead of copying."
+            "Lots cannot be copied, because a copy would draw the same secret lots again. Call "
+            "make_lots(...) on the same data instead."
         )
 
     def __repr__(self):
@@ -173,25 +173,25 @@ class Lots:
 
     @property
     def examples_per_person(self) -> int | None:
-        """Number of a person's examples that one lot has at most; None if lots are of examples."""
+        """Largest number of a person's examples in a lot; None if lots draw examples."""
         people = self._assembly.people
         return None if people is None else people.max_examples
 
     def map(self, function: Callable, *, python: bool = False) -> "Lots":
-        """Returns these lots with a function applied to each example: decode, augment, tokenize.
+        """Returns these lots with a function applied to each example, to decode, augment or tokenize.
 
-        The lots stay lots: the same scheme, and draws that no other iterator has. Functions run while
-        a step computes. A function sees one example, so it cannot mix examples; what it reads or draws
-        elsewhere is an assumption that the statement names.
+        The scheme stays the same, and every iterator still has its own draws. Functions run while a
+        step computes. A function gets one example, so it cannot mix examples. What it reads or draws
+        elsewhere is not checked; the statement names this assumption.
 
         Args:
             function: `f(example)` or `f(example, seed)`. An example is x, (x, y) or (x, y,
                 sample_weight), and so is the result. The seed has two integers from 0 to 2**31 - 1,
                 for functions such as `tf.image.stateless_random_flip_left_right` or
-                `np.random.default_rng`. It follows from a secret, the step, the index of the example
-                and the number of the view; no seed of yours makes it known.
-            python: False traces the function by TensorFlow, as `tf.data.Dataset.map` does. True calls
-                it as Python, in several threads, with NumPy arrays.
+                `np.random.default_rng`. It is derived from a secret, the step, the index of the
+                example and the number of the view; your seed does not reveal it.
+            python: False traces the function with TensorFlow, as `tf.data.Dataset.map` does. True
+                calls it in Python, in several threads, with NumPy arrays.
 
         Example:
             >>> import numpy as np, tensorflow as tf, tfdp
@@ -208,11 +208,11 @@ class Lots:
         return self._with(functions=(*self._assembly.functions, RowFunction(function, python)))
 
     def weighted(self, weights_of: Callable) -> "Lots":
-        """Returns these lots with sample weights that follow from the targets of each example.
+        """Returns these lots with sample weights that are computed from the targets of each example.
 
         Args:
-            weights_of: gives the weights [rows] of targets [rows, ...], which functions of `map` may
-                have made.
+            weights_of: maps targets [rows, ...], as the functions of `map` return them, to weights
+                [rows].
 
         Example:
             >>> import numpy as np, tfdp
@@ -224,7 +224,7 @@ class Lots:
         return self._with(weights_of=weights_of)
 
     def draws_as(self, other: "Lots | None") -> bool:
-        """Whether both are the same lots, apart from functions and weights (`map`, `weighted`)."""
+        """Whether both draw the same lots, apart from functions and weights (`map`, `weighted`)."""
         return other is not None and other._words is self._words
 
     def _with(self, **changes) -> "Lots":
@@ -246,7 +246,7 @@ class Lots:
         return None if held is None else held[:2]
 
     def some(self, number: int = 32) -> tuple[np.ndarray, tuple]:
-        """Indices of examples from all over the source, and these (x, y) as they are in lots."""
+        """Evenly spaced indices of the source, and their examples (x, y) as in lots."""
         indices = np.unique(np.linspace(0, len(self.source) - 1, number).astype(np.int64))
         return indices, self._assembly.examples(indices)[:2]
 
@@ -272,12 +272,12 @@ class Lots:
     ) -> tf.data.Dataset:
         """Returns the infinite dataset of the example indices of each lot, for inspection.
 
-        Every iterator has its own draws, which are not the draws of `as_dataset()`. An index of
-        `available_examples` stands for an absent row of a microbatch. Lots of people give the indices
-        of people.
+        Every iterator has its own draws, which differ from those of `as_dataset()`. An index of
+        `available_examples` marks an absent row of a microbatch. Lots of people return the indices of
+        people.
 
         Args:
-            turn, start, order: as in `as_dataset`, and so are the errors.
+            turn, start, order: as in `as_dataset`, with the same errors.
         """
         spec = [tf.TensorSpec((None,), tf.int64)]
 
@@ -293,14 +293,14 @@ class Lots:
         """Returns the lots as an infinite dataset of `(x, y, sample_weight)`.
 
         Every element has `padded_size` rows (more only when a lot overflows; with `row_multiple`, see
-        `make_lots`). The leading dimension of the element spec is None, so that an overflowing lot is
-        no error. `sample_weight` is float32, 0 for padding: [rows], or of the shape and structure of
-        the weights that were given. What is None in the data stays None. Lists become tuples, since
-        `tf.data` converts a list to a tensor.
+        `make_lots`). The leading dimension of the element spec is None, so that lots may overflow.
+        `sample_weight` is float32, 0 for padding: [rows], or of the shape and structure of the given
+        weights. None in the data stays None. Lists become tuples, since `tf.data` converts a list to a
+        tensor.
 
         Args:
             turn: the group that the first lot comes from, if groups take turns.
-            start: number of lots that are left out at the beginning.
+            start: number of lots to skip at the beginning.
             order: secret of `new_order`, with which every iterator draws the same lots, for a training
                 that is resumed in another process. None gives every iterator draws of its own.
 
@@ -333,13 +333,13 @@ class Lots:
         return dataset
 
     def _computed(self, lot, specs, turn, start, order, pack) -> tf.data.Dataset:
-        """The packed arrays that `lot(stream, step, words)` gives for each step, from `start` on."""
+        """The packed arrays that `lot(stream, step, words)` returns for each step from `start`."""
         if os.getpid() != self.process_id:
             raise RuntimeError(
-                "Expected lots that this process made, because a fork draws the same lots as its "
-                "parent and its siblings, and lots have to be secret and independent. Received "
-                f"lots of process {self.process_id} in process {os.getpid()}. Call make_lots after "
-                "the fork, in every process."
+                "Lots can only be drawn in the process that made them, since a fork would draw the "
+                "same secret lots as its parent and its siblings. Received lots of process "
+                f"{self.process_id} in process {os.getpid()}. Call make_lots after the fork, in "
+                "every process."
             )
         remedy = "Pass the number of a group."
         whole("turn", turn, 0, self.groups - 1, remedy=remedy)
@@ -374,7 +374,7 @@ class Lots:
         return tf.data.Dataset.range(1).flat_map(lots_of)
 
     def _rows(self, needed: int) -> int:
-        """Number of rows of a lot that needs so many."""
+        """Number of rows of a lot of which `needed` rows are used."""
         if self._row_multiple is not None:
             return round_up(max(needed, 1), self._row_multiple * self.views)
         overflow = max(needed - self.padded_size, 0)
@@ -382,7 +382,7 @@ class Lots:
 
 
 def row_multiple_for(lot_size: int) -> int:
-    """Returns a `row_multiple` that needs little padding and gives only a few different shapes.
+    """Returns a `row_multiple` with little padding and only a few different shapes.
 
     Args:
         lot_size: nominal lot size, at least 1.

@@ -33,39 +33,38 @@ def make_lots(
     privacy_ids: Any = None,
     examples_per_person: int | None = None,
 ) -> Lots:
-    """Makes lots of the named sampling scheme.
+    """Creates lots that a sampling scheme draws from data.
 
     Args:
         sampling: "poisson", "random_allocation", "cyclic", "shuffle", "with_replacement",
             "fixed_size" or "cyclic_poisson"; see the classes of `tfdp.data.schemes`.
-        x: inputs; an array or a nested dict, tuple or list of arrays, first dimension N, which are not
+        x: inputs, an array or a nested dict, tuple or list of arrays, first dimension N, which are not
             copied. Floats of any precision become `keras.config.floatx()`, as in Keras. None is an
-            optional input that is absent. A tuple without `y` is (x,), (x, y) or (x, y,
-            sample_weight), as in `as_source`. Or a source of examples, anything that gives one for an
-            index: see `as_source`. Or a `tf.data.Dataset` of single examples, which is read once: see
-            `read_dataset`.
-        y: targets; likewise. None if the loss needs none, or with a source.
+            absent optional input. A tuple without `y` is (x,), (x, y) or (x, y, sample_weight). Or a
+            source, or any object that returns an example by its index; see `as_source`. Or a
+            `tf.data.Dataset` of single examples, which is read once; see `read_dataset`.
+        y: targets, in the same forms. None if the loss needs none, or with a source.
         lot_size: L, an integer from 1 to N.
         physical_batch_size: number of rows in one chunk; the whole padded lot by default.
-        sample_weight: float weights, finite and not negative; 1 by default. One array (N,), with a
-            number for each example, or (N, tokens, ...), with one for each token; or one such array
-            for each target, in the structure of `y`. An example without any weight above 0 is absent.
+        sample_weight: finite weights of at least 0; 1 by default. An array of shape (N,) with a weight
+            for each example, or (N, tokens, ...) with one for each token; or such an array for each
+            target, in the structure of `y`. An example without a weight above 0 is absent.
         seed: an integer that makes the draws reproducible, for tests and debugging. By default the
             draws come from the operating system's entropy.
         row_multiple: None gives every lot one fixed number of rows, so that XLA compiles once. With an
             integer, the number of rows is the next multiple of it: less padding, but shapes that
             vary from lot to lot.
         microbatch_size: m, a divisor of L, for an optimizer that clips the mean gradient of m examples:
-            whole groups of m neighbours in the data are drawn, which sampling amplifies. Without
-            `num_microbatches`, leave it out.
+            whole groups of m neighbours in the data are drawn, which sampling amplifies. Do not
+            set it without `num_microbatches`.
         groups: see `schemes.CyclicPoisson`; required for "cyclic_poisson", and for no other scheme.
         nominal_examples: see `schemes.Poisson`; for "poisson" only.
         keep_last: see `schemes.Cyclic`; for "cyclic" only.
         cache: folder for the examples of a `tf.data.Dataset`; None keeps them in memory.
         augmentations: K, number of views of each example, which `Lots.map` makes: their gradients are
-            averaged, and the average is clipped (De et al. 2022, section 3.2). Rows count views.
-        privacy_ids: the person of each example, as integers or texts. Then people are drawn; N, L and
-            `nominal_examples` count people, and the guarantee is one for a person.
+            averaged, and the average is clipped (De et al. 2022, section 3.2). A view is a row.
+        privacy_ids: the person of each example, as integers or texts. Lots then draw people: N, L and
+            `nominal_examples` count people, and the guarantee is for a person.
         examples_per_person: k, with `privacy_ids`: the largest number of a person's examples in a lot,
             chosen at random; they are averaged and clipped as one.
 
@@ -94,7 +93,7 @@ def make_lots(
     own = {name: value for name, value in given.items() if value is not None}
     if foreign := sorted(own.keys() - {field.name for field in dataclasses.fields(kind)}):
         raise ValueError(
-            f"Sampling {sampling!r} has no setting `{foreign[0]}`. Leave it out, or use sampling "
+            f"Sampling {sampling!r} does not use `{foreign[0]}`. Remove it, or use sampling "
             f"'{_SAMPLING_OF[foreign[0]]}'."
         )
     if sampling == "cyclic_poisson" and groups is None:
@@ -102,7 +101,7 @@ def make_lots(
     if isinstance(x, tf.data.Dataset):
         x = read_dataset(x, cache)
     elif cache is not None:
-        raise ValueError("cache goes with a tf.data.Dataset. Leave it out.")
+        raise ValueError("cache can only be used with a tf.data.Dataset. Remove it.")
     source = as_source(x, y, sample_weight)
     people = _people(privacy_ids, examples_per_person, len(source))
     available = len(source) if people is None else people.count
@@ -127,7 +126,7 @@ def _people(privacy_ids, examples_per_person, rows) -> People | None:
         missing = "privacy_ids" if privacy_ids is None else "examples_per_person"
         raise ValueError(
             f"{missing} is missing. privacy_ids names the person of each example, and "
-            "examples_per_person limits a person's examples in a lot. Pass both or none."
+            "examples_per_person limits a person's examples in a lot. Pass both or neither."
         )
     if privacy_ids is None:
         return None

@@ -1,8 +1,8 @@
-"""Functions of single examples: decoding, augmentation, tokenizing, for `Lots.map` and `Source.map`.
+"""Functions of single examples for `Lots.map` and `Source.map`: decode, augment, tokenize.
 
-Formal guarantee: a function gets one example, so what it returns depends on no other row of the lot;
-and a seed that depends on the secret, the step, the row's index and the view, never on the row's place
-in the lot. What the function reads or draws elsewhere is an assumption, which the statement names.
+Formal guarantee: a function gets one example, so its result depends on no other row of the lot. Its
+seed depends on the secret, the step, the row's index and the view, never on the row's place in the lot.
+What it reads or draws elsewhere is not checked; the statement names this assumption.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ class RowFunction:
 
     Attributes:
         function: `f(example)` or `f(example, seed)`; see `Lots.map`.
-        python: whether it is Python and gets NumPy arrays; else TensorFlow traces it.
+        python: whether it is called in Python with NumPy arrays; else TensorFlow traces it.
     """
 
     function: Callable
@@ -54,12 +54,12 @@ class RowFunction:
         Args:
             rows: (x, y, sample_weight), structures of arrays, or a list of such examples.
             seeds: int32 of shape [rows, 2], not negative.
-            indices: the rows in the source, for messages.
+            indices: row numbers in the source, for messages.
 
         Returns:
             The structure (x, y, sample_weight) of arrays [rows, ...].
         """
-        with tf.device("CPU:0"):  # whichever device trains
+        with tf.device("CPU:0"):  # on any training device
             if isinstance(rows, list) and not self.python and _alike(rows):
                 rows = stacked(rows, indices)
             if isinstance(rows, tuple) and not self.python:
@@ -67,7 +67,7 @@ class RowFunction:
                     made = _unpacked(self._of_rows(_packed(rows), seeds))
                     return each_array(lambda column: in_lots(np.asarray(column)), made)
                 except tf.errors.OpError:
-                    pass  # a row is the cause; calls row by row find it
+                    pass  # calls for single rows find the one that failed
             examples = rows if isinstance(rows, list) else rows_of_columns(rows)
             examples = [each_array(as_value, _packed(example)) for example in examples]
             one = self._called if self.python else self._traced
@@ -78,7 +78,7 @@ class RowFunction:
         made = self.function(example, seed) if self.seeded else self.function(example)
         if made is None:
             raise TypeError(
-                "The function of map returned None. Return x, (x, y) or (x, y, sample_weight)."
+                "The function passed to map returned None. Return x, (x, y) or (x, y, sample_weight)."
             )
         return made
 
@@ -88,7 +88,7 @@ class RowFunction:
 
     @functools.cached_property
     def _of_rows(self):
-        """The function of stacked rows and their seeds, as one graph: a loop over the rows."""
+        """The function of stacked rows and their seeds: one graph that loops over the rows."""
 
         @functools.partial(tf.function, reduce_retracing=True, autograph=False)
         def of_rows(rows, seeds):
@@ -109,7 +109,7 @@ class RowFunction:
         return of_rows
 
 
-# Number of rows that one graph works on at the same time.
+# Number of rows that one graph processes in parallel.
 _PARALLEL = min(8, os.cpu_count() or 1)
 
 _NOT_TRACED = (
@@ -132,7 +132,7 @@ def _alike(examples) -> bool:
 
 def _packed(example):
     x, y, weight = example
-    if weight is not None:  # Keras drops it where there is no target
+    if weight is not None:  # Keras drops it without a target
         return example
     return keras.utils.pack_x_y_sample_weight(x, y)
 

@@ -1,8 +1,8 @@
-"""Examples of people: lots that draw people, with some of the examples of each.
+"""People as units of lots, with some examples of each person.
 
-Formal guarantee: a person is drawn as one unit, whatever the number of their examples, and at most
-`max_examples` of them enter a lot. They are averaged and clipped as one, so all examples of a person
-together move a sum as one example would.
+Formal guarantee: a person is drawn as one unit, regardless of the number of their examples, and at most
+`max_examples` of them enter a lot. They are averaged and clipped as one, so a person changes a sum by
+no more than one example would.
 """
 
 from typing import Any
@@ -40,11 +40,11 @@ class People:
         self.count = len(self._starts) - 1
 
     def examples(self, people: np.ndarray, secret: bytes) -> tuple[np.ndarray, np.ndarray]:
-        """Chooses at most k examples of each person, each set of k as likely as any other.
+        """Chooses at most k examples of each person, every set of k equally likely.
 
         Args:
             people: numbers of people, int64 of shape [n].
-            secret: 16 bytes, of the step; the choice depends on it and on the person's rows only.
+            secret: 16 bytes for the step; the choice depends only on it and on the person's rows.
 
         Returns:
             The rows, int64 of shape [n, k], -1 where a person has fewer; and the number of each
@@ -65,7 +65,7 @@ class People:
 
 
 def _ids(privacy_ids) -> np.ndarray:
-    """Ids as integers or texts [N]; equal ones are equal in every order of sorting."""
+    """Checks ids and converts them to an array [N] of integers or texts, which can be sorted."""
     if isinstance(privacy_ids, str):
         raise ValueError(
             f"Expected an id for each example. Received the text {privacy_ids!r}. Of a table, read the "
@@ -78,9 +78,9 @@ def _ids(privacy_ids) -> np.ndarray:
         for row, value in enumerate(ids.flat):
             if not isinstance(value, kind):
                 raise ValueError(
-                    f"The id of row {row} is {value!r}, and other ids are integers or texts. Expected "
-                    "privacy_ids of one type and without gaps: give rows without an id one of their "
-                    "own, or leave them out."
+                    f"The id of row {row} is {value!r}. privacy_ids must be all integers or all texts, "
+                    "without missing values: give each row without an id a new one, or remove these "
+                    "rows."
                 )
         ids = np.array(ids.tolist())
     if ids.ndim != 1 or not len(ids) or ids.dtype.kind not in "biuSU":
@@ -97,7 +97,7 @@ def split_people(privacy_ids: Any, fraction: float, seed: int = 0) -> tuple[np.n
     Args:
         privacy_ids: as for `make_lots`.
         fraction: share of the people to hold out, in (0, 1).
-        seed: of the choice of these people.
+        seed: seed for the choice of these people.
 
     Returns:
         The rows to train on and the rows that are held out, int64 in increasing order.
@@ -112,7 +112,7 @@ def split_people(privacy_ids: Any, fraction: float, seed: int = 0) -> tuple[np.n
     held = max(1, round(fraction * len(found)))
     if not 0.0 < fraction < 1.0 or held == len(found):
         raise ValueError(
-            f"Expected a fraction between 0 and 1 that leaves somebody on both sides. Received "
+            f"Expected a fraction between 0 and 1 that leaves people on both sides. Received "
             f"{fraction} of {len(found)} people."
         )
     outside = np.zeros(len(found), bool)

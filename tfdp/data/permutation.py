@@ -1,9 +1,9 @@
-"""Orders of more units than are sorted: a keyed permutation, and the sizes of randomly allocated lots.
+"""Orders of too many units to sort: a keyed permutation, and the sizes of randomly allocated lots.
 
 Both are computed for the units of one lot only, in time and memory that do not grow with the data.
 
-That such an order is as good as a random one is an assumption about SipHash, which the statement of a
-run names where its guarantee needs it.
+Treating such an order as random is an assumption about SipHash, which the statement of a run names if
+its guarantee needs it.
 """
 
 import functools
@@ -14,8 +14,8 @@ import numpy as np
 from tfdp.data.draws import Binomial
 from tfdp.data.words import SIZES, Words
 
-# Luby and Rackoff (1988): four rounds of random functions make a permutation that cannot be told from a
-# random one; two more, because all of its values are used.
+# Luby and Rackoff (1988): four rounds of random functions make a permutation that is indistinguishable
+# from a random one; two more, because all of its values are used.
 ROUNDS = 6
 
 
@@ -59,11 +59,11 @@ def _rotated(word, places):
 
 
 class KeyedPermutation:
-    """A permutation of 0, ..., count - 1 that is computed place by place.
+    """A permutation of 0, ..., count - 1 that can be computed at single places.
 
     A Feistel network on pairs of digits (Black and Rogaway, "Ciphers with arbitrary finite domains",
     2002): the base is the smallest number whose square is not below `count`, and the round function is
-    SipHash. Values that are too large are permuted again until they are not.
+    SipHash. Values of at least `count` are permuted again.
 
     Args:
         secret: key of 16 bytes.
@@ -92,10 +92,10 @@ class KeyedPermutation:
 
 
 class LotSizes:
-    """The sizes of lots if each of `count` units joins one of them, uniformly and by itself.
+    """The sizes of lots if each of `count` units joins one of them, uniformly and independently.
 
-    The lots are halved again and again; the units of a left half are a binomial count, which has words
-    of its own. So the size of a lot is computed without those of the lots before it.
+    The lots are halved recursively. The number of units in a left half is binomial and has its own
+    words, so the size of a lot is computed without the sizes of earlier lots.
 
     Args:
         words, stream, epoch: the words to draw from.

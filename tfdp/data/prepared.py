@@ -22,7 +22,7 @@ class DataUnavailable(RuntimeError):
         Traceback (most recent call last):
         ...
         tfdp.data.prepared.DataUnavailable: The dataset 'digits' in scikit-learn has no split
-        'validation' (it has: test, train): ...
+        'validation' (it has: test, train). ...
     """
 
 
@@ -51,7 +51,7 @@ def read(builder, split: str) -> dict[str, np.ndarray]:
 
 
 def check_split(builder, split: str) -> None:
-    """Refuses splits that do not exist, are empty, or have an example several times."""
+    """Raises an error for splits that do not exist, are empty or repeat an example."""
     if split.partition("[")[0] not in builder.info.splits:
         raise no_split(builder.name, split, builder.info.splits, builder.data_dir)
     try:
@@ -63,31 +63,31 @@ def check_split(builder, split: str) -> None:
             f"{found}"
         ) from error
     if not count:
-        raise ValueError(f"Expected a split with examples. Received {split!r}, which has none.")
+        raise ValueError(f"The split {split!r} has no examples. Use another split.")
     parts = builder.info.splits[split].file_instructions
     if any(_share(one, other) for one, other in itertools.combinations(parts, 2)):
         raise ValueError(
-            f"Expected every example once in a split. Received {split!r}, which has some of them "
-            "several times: each would contribute as often, and the accounting counts once."
+            f"The split {split!r} has some examples several times, and the accounting would count them "
+            "once. Use parts that do not overlap."
         )
 
 
 def check_apart(builder, name: str, train_split: str, test_split: str) -> None:
-    """Refuses splits that share examples: the test accuracy would be of the training data."""
+    """Raises an error if splits share examples, which would inflate the test accuracy."""
     for split in (train_split, test_split):
         check_split(builder, split)
     first, second = (builder.info.splits[split] for split in (train_split, test_split))
     for mine, other in itertools.product(first.file_instructions, second.file_instructions):
         if _share(mine, other):
             raise ValueError(
-                "Expected the training and the test split to have no example in common. Received "
-                f"{train_split!r} and {test_split!r} of {name!r}. Cut them apart, as in "
+                "The training split {train_split!r} and the test split {test_split!r} of {name!r} "
+                "share examples. Use parts that do not overlap, such as "
                 "--train_split=test[:6000] --test_split=test[6000:]."
             )
 
 
 def _share(one, other) -> bool:
-    """Whether two instructions read an example in common."""
+    """Whether two instructions read a common example."""
     end = min(_end(one), _end(other))
     return one.filename == other.filename and end > max(one.skip, other.skip)
 
@@ -109,8 +109,8 @@ def _download(builder, host: str) -> None:
         cause = " ".join(f"{type(error).__name__}: {error}".split())
         raise DataUnavailable(
             f"The dataset {builder.name!r} is not prepared in {builder.data_dir} and could not be "
-            f"downloaded ({cause}): name a folder that holds it with the environment variable "
-            "TFDS_DATA_DIR, or use the embedded default --dataset=digits."
+            f"downloaded ({cause}). Set the environment variable TFDS_DATA_DIR to its folder, "
+            "or use the built-in default --dataset=digits."
         ) from error
 
 
@@ -139,7 +139,7 @@ def _probe(host: str) -> None:
 def no_split(name: str, split: str, splits, where) -> DataUnavailable:
     return DataUnavailable(
         f"The dataset {name!r} in {where} has no split {split!r} (it has: "
-        f"{', '.join(sorted(splits))}): name a folder that holds it with the "
-        "environment variable TFDS_DATA_DIR, take splits that are there with --train_split and "
-        "--test_split, or use the embedded default --dataset=digits."
+        f"{', '.join(sorted(splits))}). Use one of these with --train_split and --test_split, set the "
+        "environment variable TFDS_DATA_DIR to a folder that has the split, or use the built-in "
+        "default --dataset=digits."
     )

@@ -1,4 +1,4 @@
-"""Data that are read once, block by block: into memory, or into files that are mapped from there."""
+"""Reads data once, block by block, into memory or into memory-mapped files."""
 
 import contextlib
 import itertools
@@ -21,13 +21,13 @@ def read_dataset(dataset: tf.data.Dataset, cache: str | os.PathLike | None = Non
     """Reads all examples of a dataset.
 
     Args:
-        dataset: single examples x, (x, y) or (x, y, sample_weight), not batches, and without
-            repetitions. What it draws (shuffling, augmentation) is drawn once.
-        cache: as the folder of `cached`; None keeps the examples in memory.
+        dataset: yields single examples x, (x, y) or (x, y, sample_weight), no batches and no
+            repetitions. Its random operations (shuffling, augmentation) run once.
+        cache: a folder as in `cached`; None keeps the examples in memory.
 
     Raises:
-        ValueError: the dataset has no end or no example, its elements are batches, or the folder holds
-            other rows.
+        ValueError: the dataset is infinite or empty, its elements are batches, or the folder has other
+            rows.
 
     Example:
         >>> import tensorflow as tf, tfdp
@@ -39,13 +39,13 @@ def read_dataset(dataset: tf.data.Dataset, cache: str | os.PathLike | None = Non
     spec = dataset.element_spec
     leaves = tf.nest.flatten(spec)
     if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
-        raise ValueError("The dataset has no end. Pass one without repeat().")
+        raise ValueError("The dataset is infinite. Remove repeat().")
     if any(not isinstance(leaf, tf.TensorSpec) or leaf.shape.rank is None for leaf in leaves):
         raise ValueError(f"Expected a dataset of dense tensors of known rank. Received {spec}.")
     if leaves and all(leaf.shape[:1] == [None] for leaf in leaves):
         raise ValueError(
             f"Expected single examples of one shape. Received elements of {spec}, which look like "
-            "batches. dataset.unbatch() makes single examples. If these are single examples, state "
+            "batches. Use dataset.unbatch() for single examples. If these are single examples, set "
             "their length: dataset.map(lambda x: tf.ensure_shape(x, [length, ...]))."
         )
     known = all(leaf.shape.is_fully_defined() for leaf in leaves)
@@ -55,7 +55,7 @@ def read_dataset(dataset: tf.data.Dataset, cache: str | os.PathLike | None = Non
 
 
 def _stacked_blocks(dataset) -> Iterator:
-    """Blocks of examples of which the dataset does not say the shape; errors name a row."""
+    """Blocks of examples of unknown shape; errors name a row."""
     examples = dataset.as_numpy_iterator()
     for start in itertools.count(0, _BLOCK):
         block = [*itertools.islice(examples, _BLOCK)]
@@ -65,18 +65,18 @@ def _stacked_blocks(dataset) -> Iterator:
 
 
 def cached(source: Source, folder: str | os.PathLike) -> Columns:
-    """Writes the rows of a source to files once, and returns them as arrays mapped from these files.
+    """Writes the rows of a source to files once, and returns them as memory-mapped arrays.
 
-    This is for rows that come in blocks, such as compressed HDF5, and for decoding that is slow. A
-    folder that was written earlier is used again.
+    Use it for rows that are stored in blocks, such as compressed HDF5, and for slow decoding. A folder
+    that was written earlier is reused.
 
     Args:
-        source: a source of numbers, or what `as_source` takes.
-        folder: gets one `.npy` file for each array. Remove it when the rows change.
+        source: a source of numbers, or data for `as_source`.
+        folder: for one `.npy` file per array. Remove it when the rows change.
 
     Raises:
-        ValueError: the rows have texts; or the folder holds other rows, as its number of rows or the
-            first ones show.
+        ValueError: the rows contain texts; or the folder has another number of rows, or other first
+            rows.
 
     Example:
         >>> import numpy as np, tempfile, tfdp
@@ -110,7 +110,7 @@ def read_blocks(blocks: Iterable, folder: str | os.PathLike | None, rows: int) -
     if folder is None:
         return with_arrays(first, map(np.concatenate, zip(*blocks, strict=True)))
     if any(column.dtype.hasobject for column in all_arrays(first)):
-        raise ValueError("Texts cannot be mapped from files. Make them numbers first, by map(f).")
+        raise ValueError("Texts cannot be memory-mapped. Make them numbers first, with map(f).")
     if not os.path.isdir(folder) or not os.listdir(folder):
         partial = f"{os.fspath(folder)}.partial"
         os.makedirs(partial, exist_ok=True)
@@ -122,13 +122,13 @@ def read_blocks(blocks: Iterable, folder: str | os.PathLike | None, rows: int) -
         same = begins.dtype == column.dtype and begins.tobytes() == column.tobytes()
         if not same or 0 <= rows != len(array):
             raise ValueError(
-                f"{os.fspath(folder)!r} holds other rows. Remove it, or name another one."
+                f"{os.fspath(folder)!r} has other rows. Remove it, or use another folder."
             )
     return with_arrays(first, arrays)
 
 
 def _conformed(blocks) -> Iterator:
-    """Blocks with the types that they have in lots, and the form of the first one."""
+    """Blocks with the dtypes of lots and the form of the first block."""
     spec, start = None, 0
     for block in blocks:
         block = each_array(in_lots, block)
@@ -142,7 +142,7 @@ def _paths(folder, number) -> list[str]:
 
 
 def _write(like, blocks, folder) -> None:
-    """Writes blocks of arrays; the number of their rows is known at the end only."""
+    """Writes blocks of arrays; the number of rows is known only at the end."""
     with contextlib.ExitStack() as opened:
         files = [opened.enter_context(open(path, "wb")) for path in _paths(folder, len(like))]
         rows = 0
@@ -155,7 +155,7 @@ def _write(like, blocks, folder) -> None:
 
 
 def _write_headers(files, like, rows) -> None:
-    """Writes what a `.npy` file begins with; NumPy leaves room for a larger number of rows."""
+    """Writes the headers of `.npy` files; NumPy leaves room for a larger number of rows."""
     for file, column in zip(files, like, strict=True):
         header = np.lib.format.header_data_from_array_1_0(column)
         file.seek(0)

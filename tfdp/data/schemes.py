@@ -1,11 +1,11 @@
-"""The ways of drawing lots: one small frozen class for each sampling scheme.
+"""Sampling schemes, which draw lots: one small frozen class each.
 
-A scheme knows how many units there are and nothing else of the data: it draws their indices. A unit is
-an example, a person with all their examples, or a group of neighbours in the data that is clipped as
-one (`microbatch_size`). Each class really draws what its `sampling` says, which is what is accounted.
+A scheme knows only the number of units in the data, and draws their indices. A unit is an example, a
+person with all their examples, or a group of neighbours in the data that is clipped as one
+(`microbatch_size`). Each class draws exactly by its `sampling`, the scheme that is accounted.
 
 The draws of a step depend on the secret, the iterator and the number of the step only, so they are the
-same whatever the rows are read from.
+same for every source of rows.
 """
 
 import abc
@@ -20,7 +20,7 @@ from tfdp.data.draws import MOST_SHUFFLED, Allocation, Binomial, distinct, order
 from tfdp.data.permutation import KeyedPermutation, LotSizes
 from tfdp.data.words import ORDER, Words
 
-# Lots of random size grow beyond their padded size with at most this probability.
+# Lots of random size exceed their padded size with at most this probability.
 OVERFLOW_PROBABILITY = 1e-9
 
 
@@ -34,7 +34,7 @@ class Scheme(abc.ABC):
         unit_size: number of neighbours in the data that are drawn together; divides `lot_size`.
 
     Raises:
-        ValueError: the lot size is no integer from 1 to N, or no multiple of `unit_size`.
+        ValueError: the lot size is not an integer from 1 to N, or not a multiple of `unit_size`.
     """
 
     available: int
@@ -66,7 +66,7 @@ class Scheme(abc.ABC):
 
     @property
     def nominal(self) -> bool:
-        """Whether N was given and not counted."""
+        """Whether N was given rather than counted."""
         return False
 
     @property
@@ -89,11 +89,11 @@ class Scheme(abc.ABC):
         """Number of units in a nominal lot."""
         return self.lot_size // self.unit_size
 
-    # The number of units in a lot, where it is random.
+    # The number of units in a lot, if it is random.
     _count: ClassVar[Any] = None
 
     def usual_units(self) -> int:
-        """Returns a number of units that is enough for every lot, or for nearly every random one."""
+        """Returns a number of units that suffices for every lot, or for nearly all of random size."""
         if self._count is None:
             return self.units_of_lot
         return max(1, self._count.exceeded_with(OVERFLOW_PROBABILITY))
@@ -116,19 +116,19 @@ class Poisson(Scheme):
 
     A lot may be empty, and still counts as a step. A lot exceeds the padded size with probability at
     most `OVERFLOW_PROBABILITY`, and is never cut, because cutting would break the independence that
-    amplification needs. The number of members is drawn first, then which ones, in time and memory that
+    amplification needs. The number of members is drawn first, then the members, in time and memory that
     depend on the lot only.
 
-    With `nominal_examples` the probability is L / nominal_examples, whatever the number of examples
-    is. The adjacency add_or_remove_one needs that: if the number of examples decided the probability,
+    With `nominal_examples` the probability is L / nominal_examples for any number of examples. The
+    adjacency add_or_remove_one requires this: if the probability depended on the number of examples,
     removing one record would change how often all others are drawn. The number of examples is then as
     private as the examples, and so are the attributes that depend on it (`available_examples`,
     `padded_size`, `physical_batch_size`).
 
     Attributes:
         nominal_examples: a positive integer that was chosen without looking at the data, such as the
-            number of people who were asked. The data may have more examples or fewer; the average
-            size of a lot is then larger or smaller than L accordingly.
+            number of people who were asked to take part. With more or fewer examples, the average
+            size of a lot is larger or smaller than L.
     """
 
     nominal_examples: int | None = None
@@ -163,9 +163,9 @@ class CyclicPoisson(Scheme):
     """Cyclic Poisson sampling: groups take turns, and a lot is a Poisson sample of one group.
 
     Each example of the group joins the lot independently, with probability groups * L / N. Example i is
-    in group i mod groups, whatever its content. Lot t comes from group t mod groups, so that two lots
-    with the same example are at least `groups` steps apart, which amplified banded matrix mechanisms
-    need (Choquette-Choo et al. 2023). With one group, this is Poisson sampling.
+    in group i mod groups, regardless of its content. Lot t comes from group t mod groups, so that two
+    lots with the same example are at least `groups` steps apart. Amplified banded matrix mechanisms
+    need this (Choquette-Choo et al. 2023). With one group, this is Poisson sampling.
 
     All groups have the same size: the last (number of examples) mod groups examples are always left
     out and do not count in `num_examples`. A lot may be empty; no lot is ever cut.
@@ -209,13 +209,13 @@ class CyclicPoisson(Scheme):
 class Cyclic(Scheme):
     """The data in its given order, L examples at a time, the same lots in every epoch.
 
-    The last N mod L examples are left out, so that no lot is partial; with `keep_last`, they are a last
-    lot of their own, filled up with absent examples. For the accounting, absent examples count:
-    `num_examples` is then N rounded up to whole lots, so that every example is in exactly one of the
+    The last N mod L examples are left out, so that no lot is partial. With `keep_last`, they form a
+    last lot, filled with absent examples. The accounting counts absent examples: `num_examples` is
+    then N rounded up to whole lots, so that every example is in exactly one of the
     `steps_per_epoch` lots of an epoch.
 
     Attributes:
-        keep_last: whether an epoch ends with a partial lot rather than without some examples.
+        keep_last: whether an epoch ends with a partial lot instead of leaving out examples.
     """
 
     keep_last: bool = False
@@ -236,8 +236,8 @@ class Cyclic(Scheme):
 class Shuffle(Scheme):
     """A fresh permutation of the data in each epoch, cut into N // L lots.
 
-    The N mod L examples at the end of a permutation are left out of that epoch. Beyond
-    `draws.MOST_SHUFFLED` units the permutation is a keyed one.
+    The N mod L examples at the end of a permutation are left out of that epoch. With more
+    than `draws.MOST_SHUFFLED` units, the permutation is a keyed one.
     """
 
     sampling = "shuffle"
@@ -250,12 +250,12 @@ class Shuffle(Scheme):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RandomAllocation(Scheme):
-    """In each epoch, every example is in one of the N // L lots, drawn uniformly and by itself.
+    """In each epoch, every example is in one of the N // L lots, drawn uniformly and independently.
 
-    It is what people mean by a shuffled epoch, except that lots have random sizes, as Poisson lots
-    have. Its accounting is amplified, and about as good as that of Poisson lots ("balls and bins",
+    It resembles a shuffled epoch, except that lots have random sizes, as Poisson lots have. Its privacy
+    is amplified, and its epsilon is close to that of Poisson lots ("balls and bins",
     Chua et al. 2024). Beyond `draws.MOST_SHUFFLED` units, the sizes of lots are multinomial and their
-    members follow each other in a keyed permutation.
+    members are consecutive in a keyed permutation.
     """
 
     sampling = "random_allocation"
@@ -279,7 +279,7 @@ class RandomAllocation(Scheme):
 
 
 def _in_order(words, stream, epoch, units, first, count):
-    """The units at `count` places from `first` on, in the order of an epoch."""
+    """The `count` units from place `first` in the order of an epoch."""
     if units > MOST_SHUFFLED:
         secret = words.secret(stream, epoch, ORDER)
         return KeyedPermutation(secret, units).at(np.arange(first, first + count))
@@ -300,11 +300,11 @@ class WithReplacement(Scheme):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FixedSize(Scheme):
-    """L different examples per lot; each lot is a new draw in which every set of L is equally likely.
+    """L distinct examples per lot; each lot is a new draw in which every set of L is equally likely.
 
-    Most people imagine a batch like this. Every lot has L examples, so it is padded only to whole
-    physical batches. Nevertheless it costs more privacy than a Poisson lot: if one example is not
-    drawn, another one takes its place.
+    This is the usual idea of a batch. Every lot has L examples, so it is padded only to whole physical
+    batches. Nevertheless it costs more privacy than a Poisson lot: if one example is not drawn,
+    another one takes its place.
     """
 
     sampling = "fixed_size"

@@ -1,13 +1,13 @@
-"""Sources: whatever gives rows by their index, from arrays in memory to files on disk.
+"""Sources of rows by index, from arrays in memory to files on disk.
 
-A source has a length and gives the rows at sorted, distinct indices. Everything else (how lots are
-drawn, what is done to a row, how a lot is filled up) is the same for all sources.
+A source has a length and returns the rows at sorted, distinct indices. Everything else (drawing lots,
+applying functions, padding) is the same for all sources.
 
-`as_source` makes one of
+`as_source` makes a source from
 
-* arrays, and nested structures of them: NumPy's (a `np.memmap` stays on disk), and everything that has
-  a `shape` and slices, such as datasets of HDF5 and arrays of Zarr;
-* anything with `__len__` and `__getitem__` (or `__getitems__`) that gives one example for an index:
+* arrays and nested structures of arrays: NumPy's (a `np.memmap` stays on disk), and anything that has a
+  `shape` and can be sliced, such as datasets of HDF5 and arrays of Zarr;
+* anything with `__len__` and `__getitem__` (or `__getitems__`) that returns one example by its index:
   `tfds.data_source`, ArrayRecord, Grain's sources and `MapDataset`, datasets of Hugging Face and the
   map-style datasets of PyTorch.
 """
@@ -34,14 +34,14 @@ from tfdp.data.examples import (
 )
 from tfdp.data.mapping import RowFunction
 
-# A row that names a source that is not held in memory: its first value and the number of these rows.
+# Number of rows in the fingerprint of a source that is not in memory.
 _FINGERPRINT_ROWS = 1000
-# The length of an endless `grain.MapDataset` is `sys.maxsize`; this is less than any such number.
+# Lengths from here on mean endless: an endless `grain.MapDataset` has the length `sys.maxsize`.
 _ENDLESS = 2**62
 
 
 class Source(abc.ABC):
-    """Rows (x, y, sample_weight) by index. None stands for targets or weights that are absent.
+    """Rows (x, y, sample_weight) by index. Absent targets or weights are None.
 
     Example:
         >>> import numpy as np, tfdp
@@ -71,7 +71,7 @@ class Source(abc.ABC):
         """
 
     def rows(self, indices: np.ndarray) -> tuple:
-        """Returns the rows (x, y, sample_weight) at any indices, at least one, in their order."""
+        """Returns the rows (x, y, sample_weight) at one or more indices, in the given order."""
         found, places = np.unique(indices, return_inverse=True)
         rows = self.read(found)
         if isinstance(rows, list):
@@ -79,15 +79,15 @@ class Source(abc.ABC):
         return rows if np.array_equal(found, indices) else at_places(rows, places)
 
     def in_memory(self) -> tuple | None:
-        """All rows, where they are arrays in memory; else None."""
+        """All rows, if they are arrays in memory; else None."""
         return None
 
     def __getitem__(self, part: int | slice | np.ndarray) -> Any:
-        """A row, or a part of the source, such as `source[:50_000]`, whose rows stay where they are.
+        """A row, or a part of the source such as `source[:50_000]`, without reading its rows.
 
         Args:
-            part: the index of one row; a slice; the indices of the rows, integers of shape [n], each
-                once; or a mask, bool of shape [rows].
+            part: the index of one row; a slice; distinct indices of rows, integers of shape [n]; or
+                a mask, bool of shape [rows].
         """
         if isinstance(part, int | np.integer):
             if not -len(self) <= part < len(self):
@@ -101,21 +101,21 @@ class Source(abc.ABC):
             places = np.flatnonzero(places)
         if places.ndim != 1 or places.dtype.kind not in "iu":
             raise TypeError(
-                f"Expected an index, a slice, different indices or a mask. Received: {part!r}"
+                f"Expected an index, a slice, distinct indices or a mask. Received: {part!r}"
             )
         known = np.unique(places)
         if len(known) < len(places) or (len(known) and not 0 <= known[0] <= known[-1] < len(self)):
-            raise ValueError(f"Expected different indices from 0 to {len(self) - 1}.")
+            raise ValueError(f"Expected distinct indices from 0 to {len(self) - 1}.")
         return Part(self, places)
 
     def map(self, function: Callable, *, python: bool = False) -> "Source":
-        """The source with a function applied to every row that is read; see `Lots.map`."""
+        """Returns the source with a function applied to every row; see `Lots.map`."""
         return Mapped(self, RowFunction(function, python=python))
 
     def fingerprint(self) -> str:
         """Returns a digest of length, types and rows, as secret as the rows.
 
-        Of a source that is not in memory, up to 1,000 rows at fixed places are read.
+        For a source that is not in memory, up to 1,000 rows at fixed places are read.
         """
         rows, count = self.in_memory(), len(self)
         if rows is None:
@@ -126,7 +126,7 @@ class Source(abc.ABC):
             digest.update(f"{dtype_in_lots(column).name} {column.shape[1:]} ".encode())
             for start in range(0, len(column), 4096):
                 block = column[start : start + 4096]
-                if dtype_in_lots(column) == tf.string:  # NumPy has places in memory for texts
+                if dtype_in_lots(column) == tf.string:  # for texts, NumPy stores addresses
                     digest.update(tf.io.serialize_tensor(block).numpy())
                 else:
                     digest.update(np.ascontiguousarray(block).data)
@@ -134,10 +134,10 @@ class Source(abc.ABC):
 
 
 class Columns(Source):
-    """Rows of arrays with a common first axis, which are never copied.
+    """A source of arrays with a common first axis, which are never copied.
 
     Args:
-        x, y, sample_weight: structures of arrays, or of anything that has a `shape` and slices.
+        x, y, sample_weight: structures of arrays, or of anything that has a `shape` and can be sliced.
     """
 
     def __init__(self, x: Any, y: Any = None, sample_weight: Any = None):
@@ -162,7 +162,7 @@ class Columns(Source):
 
 
 class Records(Source):
-    """Rows of an object that gives one example for an index.
+    """A source that reads an object with one example per index.
 
     Args:
         records: has `__len__`, and `__getitem__` or `__getitems__`.
@@ -173,8 +173,8 @@ class Records(Source):
     def __init__(self, records: Any, keys: Any = None):
         if _repeats(records):
             raise ValueError(
-                "The source repeats its rows, so each would count several times as another example. "
-                "Leave out repeat(): lots do not run out."
+                "The source repeats its rows, so each row would count as several examples. Remove "
+                "repeat(): lots never run out."
             )
         self._records, self._keys = records, keys
 
@@ -182,7 +182,7 @@ class Records(Source):
         length = len(self._records)
         if not 0 < length < _ENDLESS:
             raise ValueError(
-                "Expected a source with rows and with an end. Leave out repeat(): lots do not run out."
+                "Expected a finite source with at least one row. Remove repeat(): lots never run out."
             )
         return length
 
@@ -195,7 +195,7 @@ class Records(Source):
             return in_threads(lambda i: named_row(i, self._records.__getitem__, i), indices)
         try:
             return self._records.__getitems__(indices)
-        except Exception:  # a row is the cause; calls row by row find it
+        except Exception:  # calls for single rows find the one that failed
             return [named_row(i, self._records.__getitems__, [i])[0] for i in indices]
 
     def _example(self, record) -> tuple:
@@ -220,12 +220,12 @@ class Part(Source):
 
     Args:
         source: the source.
-        places: where they are in it.
+        places: their row numbers in it.
     """
 
     def __init__(self, source: Source, places: range | np.ndarray):
         if not len(places):
-            raise ValueError(f"Expected a part with rows. Received none of {len(source)}.")
+            raise ValueError(f"Expected at least one row. Received none of {len(source)} rows.")
         self._source, self._places = source, places
 
     def __len__(self) -> int:
@@ -260,16 +260,16 @@ class Mapped(Source):
     """A source whose rows are computed from those of another one.
 
     Args:
-        source: the other one.
-        function: a function without seed.
+        source: the other source.
+        function: takes no seed.
     """
 
     def __init__(self, source: Source, function: RowFunction):
         if function.seeded:
             raise ValueError(
-                "Expected a function of one example, such as (x, y), as one argument. Received one of "
-                "two, an example and a seed, and a source gives the same rows again and again. Use "
-                "lots.map(f), where each step has its seeds."
+                "Expected a function of one argument, an example such as (x, y). Received one of an "
+                "example and a seed, but the rows of a source never change. Use lots.map(f), which "
+                "passes new seeds in each step."
             )
         self._source, self._function = source, function
 
@@ -288,7 +288,7 @@ def _repeats(records) -> bool:
 
 
 def is_source(x: Any) -> bool:
-    """Whether data are a source, or an object that gives single examples by their index."""
+    """Whether data are a source, or an object that returns single examples by their index."""
     if isinstance(x, Source):
         return True
     arrays = isinstance(x, Mapping | list | tuple | str | bytes) or hasattr(x, "__array__")
@@ -299,17 +299,17 @@ def is_source(x: Any) -> bool:
 
 
 def as_source(x: Any, y: Any = None, sample_weight: Any = None, *, keys: Any = None) -> Source:
-    """Returns data as a source of rows.
+    """Converts data to a source of rows.
 
     Args:
-        x: a source; an object that gives an example for an index; or arrays. A tuple alone is (x,),
+        x: a source; an object that returns an example by its index; or arrays. A tuple alone is (x,),
             (x, y) or (x, y, sample_weight), so two inputs without targets are [a, b] or ((a, b),).
         y, sample_weight: arrays, or None.
         keys: for examples that are dictionaries, and for files of named arrays (NumPy's npz, HDF5): the
             names of x, (x, y) or (x, y, sample_weight).
 
     Raises:
-        ValueError: the arguments do not fit each other.
+        ValueError: the arguments cannot be combined.
 
     Example:
         >>> import tfdp
@@ -329,18 +329,18 @@ def as_source(x: Any, y: Any = None, sample_weight: Any = None, *, keys: Any = N
         given = [n for n, v in (("y", y), ("sample_weight", sample_weight)) if v is not None]
         if given or (keys is not None and isinstance(x, Source)):
             raise ValueError(
-                f"{[*given, 'keys'][0]!r} goes with arrays or records. This source, a "
-                f"{type(x).__name__}, gives whole rows (x, y, sample_weight). Of records that are "
-                "dictionaries, as_source(records, keys=('x', 'y')) names the entries; a column of a "
-                "table becomes an array by np.asarray(column)."
+                f"{[*given, 'keys'][0]!r} cannot be combined with this source, a "
+                f"{type(x).__name__}, which returns whole rows (x, y, sample_weight). For records that "
+                "are dictionaries, use as_source(records, keys=('x', 'y')); convert columns of a "
+                "table to arrays with np.asarray(column)."
             )
         return x if isinstance(x, Source) else Records(x, keys)
     if keys is not None:
         x = _entries(x, keys)
     elif isinstance(x, Mapping) and (several := [n for n, v in x.items() if is_source(v)]):
         raise ValueError(
-            f"Received a dictionary of sources: {several}. Pass one of them, as x[{several[0]!r}]; "
-            "columns of a table become arrays by np.asarray(column)."
+            f"Received a dictionary of sources: {several}. Pass one of them, as x[{several[0]!r}], "
+            "or convert columns of a table to arrays with np.asarray(column)."
         )
     if y is None and sample_weight is None and isinstance(x, tuple) and len(x) in (1, 2, 3):
         return Columns(*x)
@@ -359,7 +359,7 @@ def _entries(named: Mapping, keys: Any) -> tuple:
 
 
 def _is_held(column) -> bool:
-    """Whether a column is in memory, and neither read piece by piece nor mapped from a file."""
+    """Whether a column is in memory, neither read in pieces nor mapped from a file."""
     if not isinstance(column, np.ndarray):
         return False
     while isinstance(column, np.ndarray) and not isinstance(column, np.memmap):

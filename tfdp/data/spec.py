@@ -15,8 +15,8 @@ class Spec:
         train_split: the usual training examples, in the notation of `tensorflow_datasets`.
         test_split: the usual test examples; None takes "test" or else "validation".
         text: the features that make up a text, in this order; none for images.
-        builder: the name in `tensorflow_datasets`, where it is another one.
-        row: how many bytes of text make up an example; 0 where an example is a whole text.
+        builder: the name in `tensorflow_datasets`, if it differs.
+        row: number of bytes of text in an example; 0 if an example is a whole text.
     """
 
     input_shape: tuple[int, ...]
@@ -30,7 +30,7 @@ class Spec:
 
     @property
     def kind(self) -> str:
-        """What an example is: "images", "rows" of bytes, or "texts"."""
+        """The kind of an example: "images", "rows" of bytes, or "texts"."""
         if self.row:
             return "rows"
         return "texts" if self.text else "images"
@@ -40,7 +40,7 @@ class Spec:
         """One sentence about how an example is prepared."""
         if self.row:
             return (
-                f"Every text is cut into rows of {self.row} bytes, and what is left of it is dropped. "
+                f"Every text is cut into rows of {self.row} bytes, and the remainder is dropped. "
                 "A row is one example: each byte but the last is an input, the next byte its target."
             )
         if self.text:
@@ -72,7 +72,7 @@ def described(name: str, features) -> Spec:
     shown = ", ".join(f"{each} ({kind})" for each, kind in sorted(kinds.items()))
     if not isinstance(features.get("label"), datasets.features.ClassLabel):
         raise ValueError(
-            f"Expected a data set with a class label of the name 'label'. Found {name!r} with {shown}. "
+            f"Expected a data set with a class label named 'label'. Found {name!r} with {shown}. "
             "Use another data set."
         )
     known = {"num_classes": features["label"].num_classes, "host": _HOST, "test_split": None}
@@ -92,5 +92,5 @@ def described(name: str, features) -> Spec:
     return Spec((), text=tuple(texts), **known)
 
 
-# The host that is asked whether there is a network, where the builder's own is not known.
+# The host that is probed for a network connection, if the builder's own is unknown.
 _HOST = "https://storage.googleapis.com"

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-# What the words of one place are for.
+# Purposes of the words of a place.
 LOT, ORDER, SIZES, VIEWS, PEOPLE, SECRET = range(6)
 
 
@@ -38,8 +38,8 @@ class Bits:
     def below(self, limit: int, count: int) -> np.ndarray:
         """Returns independent uniform integers from 0 to limit - 1, uint64 of shape [count].
 
-        As many low bits as `limit` needs are compared with it, and words that are too large are
-        dropped, so every integer is exactly as likely as any other.
+        The low bits that `limit` needs are compared with it, and words that are too large are
+        rejected, so all integers are exactly equally likely.
         """
         mask = np.uint64((1 << (limit - 1).bit_length()) - 1)
         found = np.empty(count, np.uint64)
@@ -53,7 +53,7 @@ class Bits:
         return found
 
 
-# Number of words that are made at once, so that temporary arrays stay small.
+# Number of words that are generated at once, so that temporary arrays stay small.
 _BLOCK = 1 << 18
 
 
@@ -62,8 +62,8 @@ class Words:
 
     Args:
         secret: 16 bytes.
-        streams: whether each iterator over lots has a stream of its own; else there is stream 0 only,
-            for one sequence that another process continues.
+        streams: whether each iterator over lots has its own stream. False uses stream 0 only, so that
+            another process can continue the sequence.
     """
 
     def __init__(self, secret: bytes, streams: bool = True):
@@ -74,7 +74,7 @@ class Words:
 
     @classmethod
     def of_seed(cls, seed: int | None) -> "Words":
-        """The words of a non-negative integer; None takes the operating system's entropy."""
+        """Words from a seed, a non-negative integer; None uses the operating system's entropy."""
         state = np.random.SeedSequence(seed).generate_state(2, np.uint64)
         return cls(state.astype("<u8").tobytes())
 
@@ -83,7 +83,7 @@ class Words:
         return next(self._streams)
 
     def new_secret(self) -> bytes:
-        """Returns 16 bytes for other `Words`, from a stream of their own."""
+        """Returns 16 bytes for other `Words`, from a new stream."""
         return self.secret(self.new_stream())
 
     def secret(self, stream: int, position: int = 0, purpose: int = SECRET) -> bytes:
@@ -102,10 +102,10 @@ class Words:
         return Bits(np.random.Philox(key=self._key, counter=counter))
 
     def of_epoch(self, key: Hashable, epoch: int, make: Callable[[], Any]) -> Any:
-        """Returns what `make` gives for an epoch, made once.
+        """Returns the result of `make` for an epoch, which is computed once.
 
-        The newest epoch of two keys is kept, so that an order of all units is in memory once for each
-        iterator, and two may take turns.
+        The newest epochs of two keys are kept, so that two iterators can take turns, each with one
+        order of all units in memory.
         """
         with self._lock:
             kept, made = self._made.pop(key, (None, None))

@@ -297,7 +297,7 @@ def _evaluate(task, planned, epochs, seconds) -> Result:
 
 
 def _share_of_largest_class(dataset) -> list[str]:
-    """What an accuracy has to be compared with, where the classes of the test examples are uneven."""
+    """A sentence with the baseline of the test accuracy, if the test classes are uneven."""
     largest = np.bincount(dataset.y_test.ravel()).max() / dataset.y_test.size
     if dataset.y_test.ndim > 1 or largest <= 1.5 / dataset.num_classes:
         return []
