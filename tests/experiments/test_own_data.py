@@ -113,6 +113,8 @@ def test_other_rows_may_be_the_test_examples(table, tmp_path):
     found = own_data.load(Experiment(**table | {"test": f"{tmp_path}/test.csv"}))
     assert len(found.y_train) == 100
     np.testing.assert_allclose(found.x_test, [[0, 0, 0, 1, 0, 0]])
+    result = run(Experiment(**table | {"test": f"{tmp_path}/test.csv", "steps": 1}), verbose=0)
+    assert any("most frequent class" in note and "100.00%" in note for note in result.notes)
 
 
 def test_a_training_on_a_table_resumes_in_the_middle_of_an_epoch(table, tmp_path):

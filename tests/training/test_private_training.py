@@ -23,10 +23,16 @@ def test_a_plain_model_does_not_train_with_a_private_optimizer():
 
 
 def test_a_private_model_does_not_train_with_a_plain_optimizer():
-    for optimizer in ("sgd", keras.optimizers.Adam(), keras.optimizers.LossScaleOptimizer(sgd())):
-        with pytest.raises(ValueError, match="private optimizer"):
+    for optimizer, remedy in (
+        ("sgd", r"private optimizer: tfdp\.DPKerasSGDOptimizer in"),
+        (keras.optimizers.Lion(), r"tfdp\.DPKerasLionOptimizer in"),
+        (keras.optimizers.LossScaleOptimizer(sgd()), "without loss scaling"),
+        (type("Own", (keras.optimizers.SGD,), {})(), r"make_dp_optimizer_class\(Own\)"),
+    ):
+        with pytest.raises(ValueError, match=remedy):
             small(optimizer)
-    model = small()
+    model = small(tfdp.DPKerasLionOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0))
+    train(model)
     model.optimizer = keras.optimizers.SGD()
     with pytest.raises(ValueError, match="private optimizer"):
         train(model)

@@ -350,14 +350,14 @@ class Lots:
             self._calls.error = None
             return np.int64(words.new_stream())
 
-        said = [self.in_memory() is not None]
+        quiet = [self.in_memory() is not None]
 
         def columns_of(stream, step):
             began = time.perf_counter()
             columns = self._calls.call(lot, int(stream), int(step), words)
             # The first lot of an iterator opens files and traces functions.
-            if step > start and (seconds := time.perf_counter() - began) > _SLOW and not any(said):
-                said.append(True)
+            if step > start and (seconds := time.perf_counter() - began) > _SLOW and not any(quiet):
+                quiet.append(True)
                 logging.warning(_SLOW_LOT, self.lot_size, seconds)
             return columns
 

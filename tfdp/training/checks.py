@@ -167,7 +167,9 @@ def check_optimizer(model, optimizer) -> None:
     if not isinstance(optimizer, DPKerasOptimizer):
         kind = type(optimizer).__name__
         private = f"tfdp.make_dp_optimizer_class({kind})"
-        if hasattr(keras.optimizers, kind):
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            private = "one without loss scaling"
+        elif hasattr(keras.optimizers, kind):
             private = f"tfdp.DPKeras{kind}Optimizer"
         raise ValueError(
             f"Private model '{model.name}' needs a private optimizer: {private} in place of {kind}, or "
