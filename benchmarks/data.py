@@ -150,10 +150,31 @@ def sources(folder: pathlib.Path, examples: int = 20_000, lot_size: int = 256) -
         label = tf.io.decode_raw(tf.strings.substr(record, x[0].nbytes, label_bytes), tf.int64)
         return tf.reshape(pixels, x.shape[1:]), label[0]
 
+    def parsed_by_numpy(record):
+        pixels = np.frombuffer(record, np.uint8, x[0].nbytes).reshape(x.shape[1:])
+        return pixels, np.frombuffer(record, y.dtype, offset=x[0].nbytes)[0]
+
+    class Parsed:
+        def __len__(self):
+            return len(records)
+
+        def __getitem__(self, index):
+            return parsed_by_numpy(records[index])
+
+        def __getitems__(self, indices):
+            return [parsed_by_numpy(record) for record in records.__getitems__(indices)]
+
     def of_records(indices):
-        found = b"".join(records.__getitems__(indices.tolist()))
-        rows = np.frombuffer(found, np.uint8).reshape(len(indices), -1)
-        return rows[:, : x[0].nbytes].reshape(-1, *x.shape[1:]), y[indices]
+        pixels, labels = zip(*Parsed().__getitems__(indices.tolist()), strict=True)
+        return np.stack(pixels), np.stack(labels)
+
+    def mapped_records():
+        def read(index):
+            return tf.ensure_shape(tf.numpy_function(records.__getitem__, [index], tf.string), [])
+
+        indices = tf.data.Dataset.range(len(records)).shuffle(len(records)).repeat()
+        both = indices.map(lambda i: parsed(read(i)), num_parallel_calls=tf.data.AUTOTUNE)
+        return both.batch(lot_size).prefetch(2)
 
     def pipeline(array):
         shuffled = tf.data.Dataset.from_tensor_slices((array, y)).shuffle(examples)
@@ -173,10 +194,12 @@ def sources(folder: pathlib.Path, examples: int = 20_000, lot_size: int = 256) -
         "memmap, PyDataset": lambda: adapter(Batches(lambda i: (mapped[i], y[i]), examples)),
         "files": lambda: make_lots("fixed_size", Files(), lot_size=lot_size).as_dataset(),
         "files, PyDataset": lambda: adapter(Batches(of_files, len(files))),
-        "ArrayRecord": lambda: make_lots(
+        "ArrayRecord": lambda: make_lots("fixed_size", Parsed(), lot_size=lot_size).as_dataset(),
+        "ArrayRecord, PyDataset": lambda: adapter(Batches(of_records, len(records))),
+        "ArrayRecord, map": lambda: make_lots(
             "fixed_size", as_source(records).map(parsed), lot_size=lot_size
         ).as_dataset(),
-        "ArrayRecord, PyDataset": lambda: adapter(Batches(of_records, len(records))),
+        "ArrayRecord, tf.data and map": mapped_records,
     }
     times: dict = {name: [] for name in ways}
     for _ in range(3):

@@ -60,6 +60,7 @@ class OwnLots(Lots):
             {"y": data(8)[1], "class_weight": {0: 1.0}, "sample_weight": np.ones(8)},
             "cannot be combined",
         ),
+        (data(8)[0], {"y": data(8)[1], "class_weight": "balanced"}, "dictionary"),
         (data(8)[0], {"y": data(8)[1], "batch_size": 0}, "batch_size"),
     ],
 )

@@ -129,6 +129,14 @@ def concrete_function(function, *specs):
     return function._get_concrete_function_garbage_collected(*specs)
 
 
+def scratch_graph() -> contextlib.AbstractContextManager:
+    """A graph that never runs, as context; variables that are made in it live outside of it.
+
+    `tf.function` traces a function that makes variables twice.
+    """
+    return tf.__internal__.FuncGraph("scratch").as_default()
+
+
 def with_gradient(results: list, arguments: list, backward) -> list:
     """The results of a computation in a graph, with a custom gradient.
 

@@ -60,8 +60,8 @@ class Assembly:
         self,
         units: np.ndarray,
         size_for: Callable[[int], int],
-        people: bytes,
-        views: bytes,
+        people: Callable[[], bytes],
+        views: Callable[[], bytes],
         step: int,
         spec: tuple | None = None,
     ) -> tuple:
@@ -70,8 +70,8 @@ class Assembly:
         Args:
             units: as a scheme draws them.
             size_for: maps the number of rows needed to the number of rows of the lot.
-            people: secret for the choice among a person's examples.
-            views: secret from which the seeds of functions are derived.
+            people: returns the secret for the choice among a person's examples.
+            views: returns the secret from which the seeds of functions are derived.
             step: number of the lot.
             spec: the `tf.TensorSpec`s that all lots have; None does not compare them.
         """
@@ -79,14 +79,14 @@ class Assembly:
         indices = np.where(indices < self.available, indices, -1)
         scale = np.ones(len(indices), np.float32)
         if self.people is not None:
-            indices, scale = self._of_people(indices, people)
+            indices, scale = self._of_people(indices, people())
         indices, scale = (np.repeat(values, self.augmentations) for values in (indices, scale))
         present = np.flatnonzero(indices >= 0)
         rows = size_for(len(indices))
         if self.functions:
             found = np.zeros(rows, np.int64)
             found[present] = np.arange(len(present))
-            drawn = self._mapped(indices[present], present % self.augmentations, views, step)
+            drawn = self._mapped(indices[present], present % self.augmentations, views(), step)
             x, y, weight = at_places(drawn, found)
         else:
             taken = np.full(rows, indices[present[0]] if len(present) else 0)

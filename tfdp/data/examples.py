@@ -5,7 +5,7 @@ import operator
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -44,11 +44,15 @@ def _form(example):
         return tuple(map(_form, example))
     if example is None:
         return None
-    return _Word(f"{'texts' if _is_text(example) else 'numbers'} of shape {shape_of(example)}")
+    return _Form(_is_text(example), shape_of(example))
 
 
-class _Word(str):
-    __repr__ = str.__str__
+class _Form(NamedTuple):
+    text: bool
+    shape: tuple
+
+    def __repr__(self):
+        return f"{'texts' if self.text else 'numbers'} of shape {self.shape}"
 
 
 def _is_text(value) -> bool:
@@ -92,6 +96,8 @@ def conformed(rows: tuple, spec: tuple, index: int) -> tuple:
                 f"{wanted.dtype.name} of shape {tuple(wanted.shape[1:])}. {remedy}"
             )
         columns.append(column)
+    if all(new is old for new, (old, _) in zip(columns, pairs, strict=True)):
+        return rows  # as from arrays; packing takes longer
     return tf.nest.pack_sequence_as(rows, columns)
 
 
@@ -106,7 +112,9 @@ def _as_in(column: np.ndarray, wanted: tf.TensorSpec) -> np.ndarray | None:
 
 def as_value(value: Any) -> Any:
     """Converts a value of one example to an array; bytes stay, since NumPy strips final zeros."""
-    if isinstance(value, bytes | str):
+    if isinstance(value, bytes | str) or (
+        isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
+    ):
         return value
     array = np.asarray(value)
     texts = array.dtype.kind == "O" and all(isinstance(v, bytes | str) for v in array.flat)
@@ -124,6 +132,8 @@ def at_places(rows: Any, places: np.ndarray) -> Any:
 
 def shape_of(value: Any) -> tuple:
     """The shape of a value, without copying bytes as NumPy does."""
+    if isinstance(value, np.ndarray):
+        return value.shape
     return () if isinstance(value, bytes | str) else tuple(np.shape(value))
 
 

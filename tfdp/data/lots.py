@@ -237,8 +237,8 @@ class Lots:
     @functools.cached_property
     def spec(self) -> tuple:
         """The `tf.TensorSpec` of each leaf of a lot, in the structure (x, y, sample_weight)."""
-        rows = self._assembly.lot(np.zeros(0, np.int64), self._rows, bytes(16), bytes(16), 0)
-        return spec_of(rows)
+        units, secret = np.zeros(0, np.int64), functools.partial(bytes, 16)
+        return spec_of(self._assembly.lot(units, self._rows, secret, secret, 0))
 
     def in_memory(self) -> tuple | None:
         """The examples (x, y) as arrays, if they are in memory and no function changes them."""
@@ -315,10 +315,10 @@ class Lots:
 
         def rows(stream, step, words):
             units = self.scheme.draw(words, stream, step, turn)
-            people = words.secret(stream, step, PEOPLE)
+            people = functools.partial(words.secret, stream, step, PEOPLE)
             # Words of a given order are secret, and those of a user's seed are not.
             viewing = self._view_words if order is None else words
-            views = viewing.secret(stream, purpose=VIEWS)
+            views = functools.partial(viewing.secret, stream, purpose=VIEWS)
             lot = self._assembly.lot(units, self._rows, people, views, step, spec)
             return all_arrays(lot)
 

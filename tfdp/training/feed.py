@@ -7,6 +7,7 @@ sampling counts as unknown, unless the user declares it.
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -115,6 +116,12 @@ def feed_for(
         ValueError: the sampling of the data cannot be accounted, or arguments do not fit the data.
     """
     steps_per_epoch = whole("steps_per_epoch", steps_per_epoch, 1, optional=True)
+    if class_weight is not None and not isinstance(class_weight, Mapping):
+        raise ValueError(
+            "Invalid value received for argument `class_weight`. Expected a dictionary from classes to "
+            f"weights. Received: {class_weight!r}. Balanced weights are computed from all records, so "
+            "the guarantee does not cover them: choose weights without looking at these data."
+        )
     privacy, x = model.privacy, getattr(x, "tfdp_lots", x)
     given = isinstance(x, Lots | OncePerEpoch) or (is_batches(x) and not is_source(x))
     validation_data = to_evaluate(validation_data, validation_batch_size or batch_size)

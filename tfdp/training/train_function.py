@@ -10,7 +10,12 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 from tfdp._compat.keras import compile_metrics, over_replicas, without_optionals
-from tfdp._compat.tensorflow import concrete_function, iterator_of, resource_of
+from tfdp._compat.tensorflow import (
+    concrete_function,
+    iterator_of,
+    resource_of,
+    scratch_graph,
+)
 from tfdp.session import Session
 from tfdp.training.step import prepare_step
 
@@ -48,7 +53,8 @@ def _traced(model):
     def one(iterator):
         data, metrics = next(iterator), compile_metrics(model)
         if in_graph and metrics is not None and not metrics.built:
-            concrete_function(tf.function(prepare, autograph=False), data)
+            with scratch_graph():
+                prepare(data)
         return over_replicas(strategy, step, data)
 
     if not model.run_eagerly and strategy.num_replicas_in_sync > 1:
@@ -62,9 +68,6 @@ def _traced(model):
         an iterator, which takes a quarter of a millisecond.
         """
 
-        def prepared(resource, steps):
-            prepare(iterator_of(spec, resource).get_next())
-
         def taken(resource, steps):
             iterator = iterator_of(spec, resource)
             logs = step(iterator.get_next())
@@ -77,10 +80,10 @@ def _traced(model):
                 parallel_iterations=1,
             )[1]
 
+        with scratch_graph():
+            prepare(iterator_of(spec, tf.compat.v1.placeholder(tf.resource, [])).get_next())
         specs = tf.TensorSpec([], tf.resource), tf.TensorSpec([], tf.int32)
-        for function in (prepared, taken):
-            made = concrete_function(tf.function(function, autograph=False), *specs)
-        return made
+        return concrete_function(tf.function(taken, autograph=False), *specs)
 
     def take(iterator, steps):
         graph = not (model.run_eagerly or tf.config.functions_run_eagerly())
