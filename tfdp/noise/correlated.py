@@ -100,7 +100,8 @@ class CorrelatedNoise:
             z = tf.reshape(z, [-1])
             y = self._scale * z - weighted_sum(weights, tf.convert_to_tensor(past))
             kept = z if self._keeps_fresh else y
-            past.scatter_nd_update(tf.reshape(step % self.memory, [1, 1]), kept[tf.newaxis])
+            place = tf.reshape(step % self.memory, [1])
+            past.scatter_update(tf.IndexedSlices(kept[tf.newaxis], place))
             result.append(tf.reshape(y, shape))
         return result
 
