@@ -6,10 +6,12 @@ noise is added to it once: each replica draws the same from the session's key an
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import tensorflow as tf
 
 from tfdp._compat.keras import DataAdapter
+from tfdp._compat.tensorflow import concrete_function
 from tfdp.data.shares import Shares, share_of
 from tfdp.gradients.chunks import with_copies
 from tfdp.gradients.contract import BoundedSum
@@ -169,3 +171,56 @@ def evaluate_share(model, step, data) -> dict:
         variable.assign(tf.where(rows > 0, tf.convert_to_tensor(variable), value))
     metrics = model.get_metrics_result()
     return metrics if metrics.keys() == logs.keys() else logs
+
+
+# -- equal copies ------------------------------------------------------------------------------------
+
+
+def copies_of(model) -> Callable[[], bool]:
+    """Returns a function that compares the replicas' copies of weights and state, by one number.
+
+    Equal processors and one compilation give equal copies, bit for bit. Otherwise rounding may differ,
+    and the copies would drift apart. Then all get those of the first replica, and the result is False.
+    """
+    strategy, optimizer = model.distribute_strategy, model.optimizer
+    of_metrics = {id(v) for v in model.metrics_variables}
+    variables = [*model.variables, *optimizer.variables, *optimizer.hidden_variables]
+    variables = [v for v in variables if id(v) not in of_metrics and v.dtype != "string"]
+
+    def digest():
+        context = tf.distribute.get_replica_context()
+        bits = [_bits(tf.convert_to_tensor(v)) * (2 * i + 1) for i, v in enumerate(variables)]
+        place, parts = context.replica_id_in_sync_group, context.num_replicas_in_sync
+        return context.all_reduce(
+            "SUM", tf.one_hot(place, parts, tf.add_n(bits), 0, dtype=tf.int64)
+        )
+
+    def copy():
+        context = tf.distribute.get_replica_context()
+        is_first = tf.equal(context.replica_id_in_sync_group, 0)
+        for variable in variables:
+            value = tf.convert_to_tensor(variable)
+            sent = value if value.dtype.is_floating else tf.cast(value, tf.int64)
+            sent = context.all_reduce("SUM", tf.where(is_first, sent, tf.zeros_like(sent)))
+            variable.assign(tf.cast(sent, value.dtype))
+
+    def digests():
+        return strategy.experimental_local_results(strategy.run(digest))[0]
+
+    compare = concrete_function(tf.function(digests, autograph=False))
+
+    def equal():
+        found = compare().numpy()
+        if same := bool((found == found[0]).all()):
+            return same
+        concrete_function(tf.function(lambda: strategy.run(copy), autograph=False))()
+        return same
+
+    return equal
+
+
+def _bits(value: tf.Tensor) -> tf.Tensor:
+    """The sum of the bits of all entries, as integers: an int64 scalar."""
+    if value.dtype.is_floating:
+        value = tf.bitcast(value, {2: tf.uint16, 4: tf.int32, 8: tf.int64}[value.dtype.size])
+    return tf.reduce_sum(tf.cast(value, tf.int64))
