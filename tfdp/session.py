@@ -110,16 +110,14 @@ class Session:
         A row's dropout mask depends on its place in the lot, and drawing one more example moves others
         to other places. Amplification by sampling requires that the others reveal nothing about it, so
         nobody may know which mask belongs to which place. Therefore masks depend on a secret of the
-        session, another one for every step and replica, which a model's seeds do not reveal.
+        session, another one for every step, which a model's seeds do not reveal. All replicas have the
+        same one, and a row's place is that in the whole lot.
 
         With a user's seed for noise or lots, nothing is proven, and masks are as in Keras.
         """
         if self.run.insecure_seed:
             return tf.zeros([2], tf.int64)
-        context = tf.distribute.get_replica_context()
-        replica = tf.cast(context.replica_id_in_sync_group, tf.int64)
-        number = self.place * context.num_replicas_in_sync + replica
-        return tf.stack([self._secret[0], self._secret[1] + number * _STEP_STRIDE])
+        return tf.stack([self._secret[0], self._secret[1] + self.place * _STEP_STRIDE])
 
     def check_step(self, variables: Sequence, optimizer) -> None:
         """Raises RuntimeError if the variables or the optimizer differ from the session's."""
@@ -149,16 +147,20 @@ class Session:
                 "this model as a bug."
             )
 
-    def admitted(self, sample_weight: tf.Tensor) -> tf.Tensor:
+    def admitted(self, sample_weight: tf.Tensor, first: int | tf.Tensor = 0) -> tf.Tensor:
         """Sets the weights [rows] of rows beyond the largest lot of the proof to zero.
 
         They are chosen by their place alone, so no example affects the choice of another.
+
+        Args:
+            sample_weight: the weights.
+            first: place of the first row in the lot.
         """
         largest = self.run.sampling.largest_lot
         if largest is None:
             return sample_weight
         largest *= self.run.contribution.views
-        inside = tf.range(tf.shape(sample_weight)[0]) < largest
+        inside = first + tf.range(tf.shape(sample_weight)[0]) < largest
         return tf.where(inside, sample_weight, tf.zeros_like(sample_weight))
 
     @property

@@ -1,9 +1,6 @@
 """The train function: eager, in a graph, several steps in an execution, over replicas."""
 
 import gc
-import os
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -156,57 +153,3 @@ def test_an_example_that_ends_a_step_is_named_and_all_planned_steps_count(engine
         model.fit(x, np.ones((8, 2)), batch_size=4, shuffle=False, epochs=3, verbose=0)
     assert steps(model) == 2 + 6
     assert int(model.optimizer.iterations) == 2
-
-
-# -- several replicas --------------------------------------------------------------------------------
-
-REPLICAS = """
-import contextlib
-import sys
-import keras, numpy as np, tensorflow as tf
-
-cpu = tf.config.list_physical_devices("CPU")[0]
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-import tfdp
-from tests.rounding import assert_close
-
-draw = np.random.default_rng(0)
-x, y = draw.normal(size=(24, 4)).astype("float32"), draw.integers(0, 3, 24)
-weight = np.ones(24, "float32")
-weight[8:12] = 0  # the shard of the first replica is empty in one of three steps
-
-
-def trained(strategy, **clipping):
-    with strategy.scope() if strategy else contextlib.nullcontext():
-        keras.utils.set_random_seed(0)
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(5), keras.layers.Dense(3)])
-        model = tfdp.make_private(model)
-        optimizer = tfdp.DPKerasSGDOptimizer(
-            l2_norm_clip=1.0, noise_multiplier=0.5, learning_rate=0.5, momentum=0.9, seed=3,
-            **clipping)
-        model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-                      metrics=["accuracy"])
-    options = {"batch_size": 8, "shuffle": False, "epochs": 2, "verbose": 0}
-    history = model.fit(x, y, sample_weight=weight, **options).history
-    assert model.privacy.ledger.runs[0].steps == 6
-    return [*model.get_weights(), np.array(history["loss"]), np.array(history["accuracy"])]
-
-
-mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-for one, two in zip(trained(None), trained(mirrored), strict=True):
-    assert_close(one, two, 6 * (24 + 4 * 5 + 5 * 3))
-try:
-    trained(mirrored, clipping="adaptive")  # each replica would count its own shard
-except NotImplementedError:
-    sys.exit(0)
-sys.exit("adaptive clipping trained on several replicas")
-"""
-
-
-def test_two_replicas_take_the_steps_of_one():
-    """In a process of its own, since TensorFlow divides the CPU before it starts only."""
-    path = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", REPLICAS], capture_output=True, text=True, env=path
-    )
-    assert done.returncode == 0, done.stderr[-2000:]

@@ -17,7 +17,6 @@ from keras.src.backend import compute_output_spec
 from keras.src.backend.common.global_state import get_global_attribute
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.backend.common.stateless_scope import get_stateless_scope
-from keras.src.backend.tensorflow.trainer import reduce_per_replica
 from keras.src.layers.convolutional.base_conv import BaseConv
 from keras.src.layers.rnn.conv_lstm import ConvLSTMCell
 from keras.src.models.functional import Functional
@@ -282,13 +281,6 @@ def all_metrics(model) -> list:
         inner = layer._get_own_metrics if isinstance(layer, keras.Model) else None
         found += layer.metrics if inner is None else inner()
     return [*{id(metric): metric for metric in found}.values()]
-
-
-def over_replicas(strategy, step, data):
-    """Runs a step on every replica of a strategy and returns the logs as Keras does."""
-    if strategy.num_replicas_in_sync == 1:
-        return step(data)
-    return reduce_per_replica(strategy.run(step, args=(data,)), strategy, reduction="auto")
 
 
 def without_optionals(model, step):

@@ -18,33 +18,27 @@ Formal guarantees:
 import dataclasses
 import functools
 import os
-import time
 from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
-from tensorflow.autograph.experimental import do_not_convert
 
 from tfdp._validate import whole
 from tfdp.data.arrays import all_arrays, with_arrays
 from tfdp.data.assembly import Assembly
 from tfdp.data.calls import Calls
+from tfdp.data.computed import computed
 from tfdp.data.examples import spec_of
 from tfdp.data.mapping import RowFunction
 from tfdp.data.people import People
 from tfdp.data.schemes import Scheme
+from tfdp.data.shares import Shares
 from tfdp.data.sources import Source
 from tfdp.data.words import PEOPLE, VIEWS, Words
 
 # Lots are padded to a multiple of this number of rows if no physical batch size is given.
 _ROUNDING = 8
-# Seconds for reading a lot above which a warning is logged.
-_SLOW = 0.5
-_SLOW_LOT = (
-    "A lot of %d examples took %.1f s to read. If rows come in blocks or are slow to decode, write "
-    "them once: tfdp.data.cached(source, folder)."
-)
+_WHOLE = Shares()
 
 
 class Lots:
@@ -288,7 +282,12 @@ class Lots:
         return self._computed(members, spec, turn, start, order, lambda indices: indices)
 
     def as_dataset(
-        self, turn: int = 0, *, start: int = 0, order: bytes | None = None
+        self,
+        turn: int = 0,
+        *,
+        start: int = 0,
+        order: bytes | None = None,
+        shares: Shares = _WHOLE,
     ) -> tf.data.Dataset:
         """Returns the lots as an infinite dataset of `(x, y, sample_weight)`.
 
@@ -303,6 +302,7 @@ class Lots:
             start: number of lots to skip at the beginning.
             order: secret of `new_order`, with which every iterator draws the same lots, for a training
                 that is resumed in another process. None gives every iterator draws of its own.
+            shares: the shares of each lot that are read, one after the other; by default, whole lots.
 
         Returns:
             A `tf.data.Dataset` with this object as its attribute `tfdp_lots`.
@@ -311,29 +311,31 @@ class Lots:
             ValueError: `turn` is not the number of a group.
             RuntimeError: this process is not the one that made the lots.
         """
-        spec = self.spec
+        spec, unit = self.spec, self.microbatch_size * self.views
 
-        def rows(stream, step, words):
-            units = self.scheme.draw(words, stream, step, turn)
+        def rows(stream, number, words):
+            step, share = shares.at(number)
+            drawn = self.scheme.draw(words, stream, step, turn)
+            units, size = shares.units(drawn, share, self._rows(len(drawn) * unit), unit)
             people = functools.partial(words.secret, stream, step, PEOPLE)
             # Words of a given order are secret, and those of a user's seed are not.
             viewing = self._view_words if order is None else words
             views = functools.partial(viewing.secret, stream, purpose=VIEWS)
-            lot = self._assembly.lot(units, self._rows, people, views, step, spec)
+            lot = self._assembly.lot(units, lambda _: size, people, views, step, spec)
             return all_arrays(lot)
 
         def packed(*columns):
             return with_arrays(spec, columns)
 
-        dataset = self._computed(rows, all_arrays(spec), turn, start, order, packed)
+        dataset = self._computed(rows, all_arrays(spec), turn, start, order, packed, shares)
         # Declares that the dataset is infinite, so that a trainer can require a number of steps.
         infinite = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
         dataset = dataset.apply(infinite).prefetch(2)  # lots are drawn while a step runs
         dataset.tfdp_lots = self
         return dataset
 
-    def _computed(self, lot, specs, turn, start, order, pack) -> tf.data.Dataset:
-        """The packed arrays that `lot(stream, step, words)` returns for each step from `start`."""
+    def _computed(self, lot, specs, turn, start, order, pack, shares=_WHOLE) -> tf.data.Dataset:
+        """The packed arrays that `lot(stream, number, words)` returns for each share from `start`."""
         if os.getpid() != self.process_id:
             raise RuntimeError(
                 "Lots can only be drawn in the process that made them, since a fork would draw the "
@@ -343,35 +345,10 @@ class Lots:
             )
         remedy = "Pass the number of a group."
         whole("turn", turn, 0, self.groups - 1, remedy=remedy)
-        start = whole("start", start, 0)
+        first = whole("start", start, 0) * shares.local
         words = self._words if order is None else Words(order, streams=False)
-
-        def new_stream():
-            self._calls.error = None
-            return np.int64(words.new_stream())
-
-        quiet = [self.in_memory() is not None]
-
-        def columns_of(stream, step):
-            began = time.perf_counter()
-            columns = self._calls.call(lot, int(stream), int(step), words)
-            # The first lot of an iterator opens files and traces functions.
-            if step > start and (seconds := time.perf_counter() - began) > _SLOW and not any(quiet):
-                quiet.append(True)
-                logging.warning(_SLOW_LOT, self.lot_size, seconds)
-            return columns
-
-        def compute(stream, step):
-            columns = tf.numpy_function(columns_of, [stream, step], [spec.dtype for spec in specs])
-            return pack(*map(tf.ensure_shape, columns, [spec.shape for spec in specs]))
-
-        @do_not_convert
-        def lots_of(_):
-            stream = tf.numpy_function(new_stream, [], tf.int64)
-            steps = tf.data.Dataset.counter(start)
-            return steps.map(do_not_convert(lambda step: compute(stream, step)))
-
-        return tf.data.Dataset.range(1).flat_map(lots_of)
+        held = self.in_memory() is not None
+        return computed(lot, specs, pack, words, self._calls, first, self.lot_size, held)
 
     def _rows(self, needed: int) -> int:
         """Number of rows of a lot of which `needed` rows are used."""

@@ -15,7 +15,7 @@ from tfdp import data
 from tfdp._compat.keras import layers_of
 from tfdp.accounting import Guarantee, Run, Statement
 from tfdp.callbacks import BackupAndRestore, PrivacyProgress, PrivacyTensorBoard
-from tfdp.experiments import network
+from tfdp.experiments import distribution, network
 from tfdp.experiments.construction import budget, complete, make_optimizer, plan
 from tfdp.experiments.run_folder import RunFolder
 from tfdp.experiments.settings import Experiment
@@ -128,8 +128,9 @@ def run(
     """
     if experiment.seed is not None:
         keras.utils.set_random_seed(experiment.seed)
-    task = _prepare(experiment, world)
-    planned = _compile(task)
+    with distribution.scope(experiment):
+        task = _prepare(experiment, world)
+        planned = _compile(task)
     callbacks = []  # the first ones add to the logs that the others receive
     if experiment.test_every is not None:
         callbacks.append(_Curve(task.dataset.x_test, task.dataset.y_test, experiment))

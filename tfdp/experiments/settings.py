@@ -275,6 +275,18 @@ class Experiment:
         group="Execution",
     )
     jit_compile: bool = setting("Compiles the training step with XLA.", False)
+    distribute: str | None = setting(
+        "Divides each lot among all GPUs of this machine (mirrored). The weights are those of one "
+        "device, apart from rounding.",
+        choices=("mirrored",),
+        needs=(_PRIVATE, Need("jit_compile", (False,))),
+    )
+    devices: int | None = setting(
+        "The number of GPUs for --distribute; by default all. Without a GPU, the CPU is divided into so "
+        "many parts, to try it.",
+        needs=(Need("distribute", ("mirrored",)),),
+        interval="[2, inf)",
+    )
     seed: int | None = setting(
         "The seed of the initial weights and all that is public. Noise and lots stay secret.",
         interval="[0, 4294967296)",

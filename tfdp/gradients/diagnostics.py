@@ -13,7 +13,7 @@ class Diagnostics:
 
     NAMES = ("fraction_clipped", "median_gradient_norm", "noise_to_signal", "non_finite_examples")
 
-    def __init__(self):
+    def __init__(self):  # under a strategy, so that each replica has a copy of the same sums
         # The sums over lots come first, in the order of NAMES: the last of them is over all lots, the
         # others are over the lots in which some example is present. Then come the number of such
         # lots and the number of all lots. A single variable needs a single assignment per lot.

@@ -65,6 +65,7 @@ def bounded_sum(
     microbatch_size: int = 1,
     views: int = 1,
     first: int | tf.Tensor = 0,
+    parts: int = 1,
     expected_rows: int | None = None,
     observe: Callable | None = None,
 ) -> BoundedSum:
@@ -86,8 +87,9 @@ def bounded_sum(
         views: number of consecutive rows of each example.
         first: place of the first row, if these rows are part of a larger lot. Random numbers depend on
             the place.
-        expected_rows: approximate number of rows, for tensors without a static one; used only to choose
-            between equivalent computations.
+        parts: number of such parts, whose sums are added to that of the lot.
+        expected_rows: approximate number of rows of the lot, for tensors without a static one; used
+            only to choose between equivalent computations.
         observe: called with x, y, sample_weight and the model's `Outputs` for each chunk, some of whose
             rows may be absent. The result then has no outputs, which saves their memory.
 
@@ -103,6 +105,8 @@ def bounded_sum(
         return dataclasses.replace(part, outputs=())
 
     static_rows = sample_weight.shape[0]
+    rows_of_lot = (None if static_rows is None else static_rows * parts), expected_rows
+    expected_rows = None if expected_rows is None else -(-expected_rows // parts)
     averaged = microbatch_size * views  # no chunk may cut these rows
     needs_whole_lots = engine is lotwise.bounded_sum
     if physical_batch_size is None and not needs_whole_lots:
@@ -116,7 +120,7 @@ def bounded_sum(
             x, y, sample_weight = pad_rows(x, y, sample_weight, rows)
         with expecting_rows(expected_rows):
             whole = of_chunk(x, y, sample_weight, tf.convert_to_tensor(first))
-        whole = _with_room_for_rounding(whole, static_rows, expected_rows)
+        whole = _with_room_for_rounding(whole, *rows_of_lot)
         return whole if averaged == 1 else _without_padding(whole, total)
 
     if needs_whole_lots:
@@ -136,7 +140,7 @@ def bounded_sum(
 
     # An empty lot is one chunk of padding.
     merged = sum_of_chunks(run, chunks, works_in_sequence(forward, physical_batch_size))
-    return _without_padding(_with_room_for_rounding(merged, static_rows, expected_rows), total)
+    return _without_padding(_with_room_for_rounding(merged, *rows_of_lot), total)
 
 
 def _with_room_for_rounding(lot: BoundedSum, rows: int | None, expected: int | None) -> BoundedSum:

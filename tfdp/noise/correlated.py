@@ -36,6 +36,7 @@ class CorrelatedNoise:
 
     Attributes:
         memory: number of past values stored for each weight: bands - 1 (prefix sums: 1).
+        past: the variables with these values, a secret.
 
     Example:
         >>> import tensorflow as tf
@@ -62,7 +63,7 @@ class CorrelatedNoise:
         self._growth = np.sqrt(np.cumsum(rows**2)).astype(np.float32)
         # Ring buffers. Keras does not track plain variables in a plain object.
         self._shapes = [tuple(shape) for shape in shapes]
-        self._past = [
+        self.past = [
             tf.Variable(tf.zeros([self.memory, int(np.prod(shape))]), trainable=False)
             for shape in self._shapes
             if self.memory
@@ -96,17 +97,18 @@ class CorrelatedNoise:
         age = (step - 1 - tf.range(self.memory, dtype=tf.int64)) % self.memory
         weights = tf.gather(tf.constant(self._weights), age)
         result = []
-        for z, past, shape in zip(fresh, self._past, self._shapes, strict=True):
+        for z, past, shape in zip(fresh, self.past, self._shapes, strict=True):
             z = tf.reshape(z, [-1])
             y = self._scale * z - weighted_sum(weights, tf.convert_to_tensor(past))
             kept = z if self._keeps_fresh else y
-            past.scatter_nd_update(tf.reshape(step % self.memory, [1, 1]), kept[tf.newaxis])
+            place = tf.reshape(step % self.memory, [1])
+            past.scatter_update(tf.IndexedSlices(kept[tf.newaxis], place))
             result.append(tf.reshape(y, shape))
         return result
 
     def state(self) -> dict[str, np.ndarray]:
         """Returns the whole state for `take_up`, as arrays. Keep it secret (see the module)."""
-        return {f"past_{i}": past.numpy() for i, past in enumerate(self._past)}
+        return {f"past_{i}": past.numpy() for i, past in enumerate(self.past)}
 
     def take_up(self, state: dict[str, np.ndarray]) -> None:
         """Sets the state of another object, so that the next value continues its sequence.
@@ -114,5 +116,5 @@ class CorrelatedNoise:
         Args:
             state: the result of `state`.
         """
-        for i, past in enumerate(self._past):
+        for i, past in enumerate(self.past):
             past.assign(state[f"past_{i}"])

@@ -36,7 +36,15 @@ INTERNAL = {
     *NOISE_MAKING,
     *REFUSED,
     *("accounted", "apply", "apply_gradients", "begin", "check_class", "continues"),
-    *("described_steps", "mean_factor", "mechanism", "refused", "release_means", "resume"),
+    *(
+        "described_steps",
+        "hidden_variables",
+        "mean_factor",
+        "mechanism",
+        "refused",
+        "release_means",
+        "resume",
+    ),
     *("scalars", "secret_state", "seeded", "stateless_apply", "title"),
 }
 

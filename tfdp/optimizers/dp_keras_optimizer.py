@@ -280,6 +280,11 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         """Whether training may continue within the open session."""
         return True
 
+    @property
+    def hidden_variables(self) -> list:
+        """Variables of the session that Keras does not track; each replica has a copy of them."""
+        return []
+
     def secret_state(self) -> dict[str, np.ndarray]:
         """Returns the secret state that a resumed run needs besides weights and slots."""
         return {}

@@ -93,6 +93,10 @@ class MatrixDPOptimizer(DPKerasOptimizer):
         # optimizer has exactly the same strategy.
         return super().get_config() | {"strategy": dataclasses.asdict(self.strategy)}
 
+    @property
+    def hidden_variables(self):
+        return [] if self._correlated is None else self._correlated.past
+
     def secret_state(self):
         if self._correlated is None:
             return {}

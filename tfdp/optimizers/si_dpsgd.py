@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfdp._compat.keras import configured_rate
+from tfdp._compat.keras import configured_rate, replaced
 from tfdp._validate import flag, fraction, one_of, positive
 from tfdp.accounting.guarantee import check_kind
 from tfdp.accounting.mechanisms import RELEASES, SIDPSGD
@@ -232,6 +232,10 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
             self._hidden.rule, variables, first, session.run.mechanism.momentum > 0
         )
 
+    @property
+    def hidden_variables(self):
+        return [*self._hidden.named().values(), *self._hidden.shown]
+
     def secret_state(self):
         named = self._hidden.named().items()
         return {name: keras.ops.convert_to_numpy(value) for name, value in named}
@@ -281,7 +285,10 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
     def _move_means(self, gradients, rate, mechanism):
         hidden = self._hidden
         if hidden.rule is not None:
-            hidden.rule.apply(gradients, hidden.means)
+            with replaced(
+                hidden.rule, _all_reduce_sum_gradients=list
+            ):  # they are sums of all replicas
+                hidden.rule.apply(gradients, hidden.means)
             return
         for i, (gradient, mean) in enumerate(zip(gradients, hidden.means, strict=True)):
             direction = gradient

@@ -143,7 +143,8 @@ class BackupAndRestore(keras.callbacks.Callback):
                 "tfdp.data.make_lots, or leave out the declaration or the callback."
             )
         if not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
+            with model.distribute_strategy.scope():
+                model.optimizer.build(model.trainable_variables)
         self.set_model(model)
         self._first_attached = self._first_attached or time.monotonic()
         self._account, self._session, self._ended = account, None, None

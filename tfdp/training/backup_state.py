@@ -96,7 +96,8 @@ def restore_state(
     entry = Entry(account.ledger, run.with_steps(run.steps), run_id, about["declared"])
     account.plan = None  # the state has what was declared
     account.session = session_of(model, entry, facts, dataclasses.replace(feed, turn=turn), first)
-    optimizer.resume(account.session, secrets, lost)
+    with model.distribute_strategy.scope():
+        optimizer.resume(account.session, secrets, lost)
     return Position(**about["position"]).after_lost(lost, about["length"]), lost
 
 

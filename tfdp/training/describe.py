@@ -103,7 +103,8 @@ def open_session(model, account: Account, feed: Feed, steps: int | None) -> Sess
             "model.evaluate computes the metrics of a frozen model."
         )
     if not optimizer.built:
-        optimizer.build(variables)
+        with model.distribute_strategy.scope():
+            optimizer.build(variables)
     check_counted(optimizer, account.ledger)
     facts, session = facts_of(model, feed, optimizer, account.start), account.session
     if session is not None and _continues(session, facts, feed, optimizer, variables):
@@ -120,7 +121,8 @@ def open_session(model, account: Account, feed: Feed, steps: int | None) -> Sess
     run = with_tables(facts, optimizer, variables, first, steps)
     account.close_session()
     account.session = session_of(model, Entry(account.ledger, run), facts, feed, first)
-    optimizer.begin(account.session)
+    with model.distribute_strategy.scope():  # its variables have a copy for each replica, too
+        optimizer.begin(account.session)
     return account.session
 
 

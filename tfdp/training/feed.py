@@ -23,6 +23,7 @@ from tfdp.data.sources import is_source
 from tfdp.training.batches import Batches, batches_of, is_batches
 from tfdp.training.data_checks import check_examples, check_finite
 from tfdp.training.position import Position
+from tfdp.training.replicas import ShareAdapter, distributed, several, shares_of_batches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,22 +66,29 @@ class Feed:
         return kind is not None and kind.whole_epochs and not kind.fixed_order
 
     @functools.cached_property
+    def spec(self) -> Any:
+        """The structure of `tf.TensorSpec`s of a lot; None for the single step of `train_on_batch`."""
+        given: Any = self.dataset if self.lots is None else self.lots
+        return given.element_spec if self.lots is None else given.spec
+
+    @property
     def inputs(self) -> Any:
         """The structure of `tf.TensorSpec`s of the inputs in a lot."""
-        given: Any = self.dataset if self.lots is None else self.lots
-        spec = given.element_spec if self.lots is None else given.spec
-        return keras.utils.unpack_x_y_sample_weight(spec)[0]
+        return keras.utils.unpack_x_y_sample_weight(self.spec)[0]
 
-    def at(self, position: Position, turn: int) -> "Feed":
+    def at(self, position: Position, turn: int, model) -> "Feed":
         """The feed of a training that begins at a position, with its dataset.
 
         Args:
             position: the position.
             turn: the group that the first lot comes from (modulo the number of groups).
+            model: the model; the replicas of its strategy get shares of each lot.
         """
-        lots = self.lots
+        lots, strategy = self.lots, model.distribute_strategy
         if lots is None:
-            return self  # the training skips earlier batches
+            return (
+                self._in_shares(model) if several(strategy) else self
+            )  # the training skips earlier batches
         kind, start, left_out = sampling_class(lots.sampling), 0, 0
         if kind.whole_epochs:
             start = position.taken % lots.steps_per_epoch
@@ -88,8 +96,28 @@ class Feed:
             left_out = start if kind.fixed_order else position.taken
         order = None if position.order is None else bytes.fromhex(position.order)
         turn %= lots.groups
-        dataset = lots.as_dataset((turn - left_out) % lots.groups, start=left_out, order=order)
-        return dataclasses.replace(self, dataset=dataset, turn=turn, start=start)
+        drawn = functools.partial(
+            lots.as_dataset, (turn - left_out) % lots.groups, start=left_out, order=order
+        )
+        if not several(strategy):
+            return dataclasses.replace(self, dataset=drawn(), turn=turn, start=start)
+        dataset = distributed(strategy, lambda shares: drawn(shares=shares))
+        adapter = ShareAdapter(dataset, None)
+        return dataclasses.replace(self, dataset=dataset, turn=turn, start=start, adapter=adapter)
+
+    def _in_shares(self, model) -> "Feed":
+        """The feed of a user's batches for several replicas."""
+        batches: Any = self.dataset
+        unit = model.optimizer.microbatch_size(self.sampling.lot_size)
+        dataset = distributed(
+            model.distribute_strategy, lambda shares: shares_of_batches(batches, shares, unit)
+        )
+        adapter = self.adapter
+        if adapter is None:
+            adapter = ShareAdapter(dataset, self.steps)
+        else:
+            adapter.get_tf_dataset = lambda: dataset  # type: ignore[method-assign]
+        return dataclasses.replace(self, dataset=dataset, adapter=adapter)
 
 
 def feed_for(

@@ -18,7 +18,7 @@ def steps_of(model, x, feed, epochs: int) -> Iterator[dict[str, float]]:
     """Yields the logs of each step on a feed of the data `x`; `ModelPrivacy.steps` describes it."""
     warn_of_cost(model, x, feed, epochs)
     start = Position(until=epochs)
-    feed = feed.at(start, feed.turn)
+    feed = feed.at(start, feed.turn, model)
     with model._training(feed, start, epochs) as training:
         iterator = None
         for _ in range(epochs):

@@ -49,7 +49,8 @@ class ModelPrivacy:
         self.physical_batch_size = None
         self._seed, self._draws = None, itertools.count()
         self.public_preprocessing = ()
-        self.collected = Diagnostics()
+        with model.distribute_strategy.scope():
+            self.collected = Diagnostics()
         self.clipping: list[tuple[int, float]] = []  # steps and share clipped, of each epoch
         self._account = Account()  # becomes the account of the weights once the model has any
 

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdp._compat.replicas import build_symbolically_once
 from tfdp._validate import whole
 from tfdp.accounting.sampling import Unknown
 from tfdp.data import Lots
@@ -26,6 +27,7 @@ from tfdp.training.files import SavedWithLedger
 from tfdp.training.model_privacy import ModelPrivacy
 from tfdp.training.position import Position
 from tfdp.training.preparing import past_preparation, prepared, prepared_validation
+from tfdp.training.replicas import evaluate_share
 from tfdp.training.scales import warn_of_lost_examples, warn_of_scales
 from tfdp.training.steering import check_callbacks
 from tfdp.training.step import private_step
@@ -50,7 +52,8 @@ class PrivateTraining(SavedWithLedger):
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """`keras.Model.compile`, or that of the user's class; the optimizer has to be a private one."""
-        super().compile(*args, **kwargs)  # type: ignore[misc]  # of the Keras class beside
+        with self.distribute_strategy.scope():  # type: ignore[attr-defined]  # of Keras
+            super().compile(*args, **kwargs)  # type: ignore[misc]  # of the Keras class beside
         check_optimizer(self, self.optimizer)
 
     # -- entry points ----------------------------------------------------------------------------
@@ -111,7 +114,7 @@ class PrivateTraining(SavedWithLedger):
         if backup is not None:
             safe = backup.attached(self, account, feed, start)
         with safe as position:
-            feed = feed.at(position, account.next_turn)
+            feed = feed.at(position, account.next_turn, self)
             with self._training(feed, position, epochs, backup) as training:
                 history = past_preparation(self, PrivateTraining, "fit")(
                     feed.dataset if feed.adapter is None else feed.adapter,
@@ -136,6 +139,7 @@ class PrivateTraining(SavedWithLedger):
         x, y, sample_weight = prepared(self, x, y, sample_weight)
         feed = feed_for(self, x, y, sample_weight=sample_weight, **arguments)
         build_for(self, feed.inputs)
+        self._maybe_symbolic_build(data_batch=feed.spec)
         return feed
 
     @contextlib.contextmanager
@@ -200,6 +204,13 @@ class PrivateTraining(SavedWithLedger):
             )
 
     # -- the step --------------------------------------------------------------------------------
+
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+        build_symbolically_once(self, iterator, data_batch)
+
+    def test_step(self, data):
+        """`keras.Model.test_step`, or that of the user's class; a replica may have no rows."""
+        return evaluate_share(self, super().test_step, data)
 
     def make_train_function(self, force=False):
         """Makes the function that Keras calls for every execution; it authorizes its steps first."""

@@ -5,14 +5,12 @@ bounded sum whose declared sensitivity is at most the one that the accounting as
 replicas, the sums of their shards are added before any noise, and every replica draws the same noise.
 """
 
-import dataclasses
 import functools
 import os
 
 import keras
 import tensorflow as tf
 
-from tfdp.accounting.mechanisms import DPSGD
 from tfdp.gradients.chunks import with_rows
 from tfdp.gradients.first_pass import examine
 from tfdp.gradients.forward import Forward
@@ -26,6 +24,7 @@ from tfdp.training.lot_metrics import (
     update_losses,
     update_metrics,
 )
+from tfdp.training.replicas import check_replicas, first_place, several, whole_lot
 
 
 def private_step(model, session: Session, data, engine: str, diagnostics) -> dict:
@@ -39,11 +38,11 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
         diagnostics: collects figures about the bound and the noise (`diagnostics.Diagnostics`).
     """
     optimizer, run, contribution = model.optimizer, session.run, session.run.contribution
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    if replicas > 1:
-        _check_replicas(run)
+    if several(strategy := tf.distribute.get_strategy()):
+        check_replicas(model)
     x, y, sample_weight = _unpacked(data)
-    sample_weight = session.admitted(sample_weight)
+    first = first_place(sample_weight)
+    sample_weight = session.admitted(sample_weight, first)
     if session.fixes_rows:
         x, y, sample_weight = with_rows(x, y, sample_weight, session.lot_rows)
     forward = Forward(model)
@@ -67,13 +66,13 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
         physical_batch_size=session.physical_batch_size,
         microbatch_size=contribution.microbatch_size,
         views=contribution.views,
+        first=first,
+        parts=strategy.num_replicas_in_sync,
         expected_rows=session.lot_rows,
         observe=functools.partial(update_metrics, *watched) if in_chunks else None,
     )
     session.check_sensitivity(lot.relative_sensitivity)
-    if replicas > 1:
-        sums = tf.distribute.get_replica_context().all_reduce("SUM", lot.sums)
-        lot = dataclasses.replace(lot, sums=sums)
+    lot = whole_lot(lot)
     penalty = forward.penalty()
     # Nothing changes before the sum is there: data that have ended, or a failure, leave all as it was.
     # Everything waits for the group: waiting for each sum made 80,000 edges in MobileNetV2's graph.
@@ -97,19 +96,6 @@ def prepare_step(model, data) -> None:
     """
     x, y, _ = _unpacked(data)
     build_metrics(model, y, examine(Forward(model), x, y).outputs)
-
-
-def _check_replicas(run):
-    """Raises NotImplementedError for a run that several replicas cannot take the steps of.
-
-    Replicas get parts of a lot that begin at any row, which may be within a microbatch or an example.
-    """
-    simple = run.contribution.averaged_rows == 1 and not run.contribution.adaptive_clipping
-    if not (simple and type(run.mechanism) is DPSGD):
-        raise NotImplementedError(
-            "Only DP-SGD with a constant clip norm, and without microbatches or views, can run on "
-            "several replicas. Use a strategy with one replica."
-        )
 
 
 def _unpacked(data):

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from tfdp._compat.keras import compile_metrics, over_replicas, without_optionals
+from tfdp._compat.keras import compile_metrics, without_optionals
+from tfdp._compat.replicas import over_replicas
 from tfdp._compat.tensorflow import (
     concrete_function,
     iterator_of,
@@ -17,6 +18,7 @@ from tfdp._compat.tensorflow import (
     scratch_graph,
 )
 from tfdp.session import Session
+from tfdp.training.replicas import as_shares, several
 from tfdp.training.step import prepare_step
 
 
@@ -48,17 +50,28 @@ def _traced(model):
         )
     prepare = without_optionals(model, functools.partial(prepare_step, model))
     strategy = model.distribute_strategy
-    in_graph = not model.run_eagerly and strategy.num_replicas_in_sync == 1
+
+    def on_lot(data):
+        return over_replicas(model, strategy, step, data)
+
+    def on_next(iterator):
+        return on_lot(next(iterator))
+
+    if several(strategy) and not model.run_eagerly:
+        on_lot = tf.function(on_lot, autograph=False, reduce_retracing=True)
+        on_next = tf.function(on_next, autograph=False, reduce_retracing=True)
 
     def one(iterator):
+        if several(strategy):
+            if isinstance(iterator, tf.distribute.DistributedIterator):
+                return on_next(iterator)
+            unit = model.privacy.account.session.run.contribution.averaged_rows
+            return on_lot(as_shares(strategy, next(iterator), unit))
         data, metrics = next(iterator), compile_metrics(model)
-        if in_graph and metrics is not None and not metrics.built:
+        if not model.run_eagerly and metrics is not None and not metrics.built:
             with scratch_graph():
                 prepare(data)
-        return over_replicas(strategy, step, data)
-
-    if not model.run_eagerly and strategy.num_replicas_in_sync > 1:
-        one = tf.function(one, autograph=False, reduce_retracing=True)
+        return on_lot(data)
 
     @functools.cache
     def on_resource(spec):

@@ -19,8 +19,13 @@ from tfdp.session import Session
 from tfdp.training.describe import OPEN_ENDED, describe_more, open_session
 from tfdp.training.feed import Feed
 from tfdp.training.position import Position
+from tfdp.training.replicas import copies_of, several
 from tfdp.training.scales import warn_of_norms
 
+_UNEQUAL = (
+    "The replicas' copies of the weights had drifted apart by rounding, so all got those of the first "
+    "one. It is checked after each epoch; the noise of a step is the same on all replicas."
+)
 _ENDS = (StopIteration, tf.errors.OutOfRangeError)
 _START = Position()
 
@@ -54,6 +59,7 @@ class Training:
         self._surplus = 0.0  # steps of an earlier declared plan that this training leaves out
         self._warns_of_norms = feed.dataset is not None  # at the end of the first epoch
         self._logs: dict = {}
+        self._equal_copies: Callable[[], bool] | None = None
         self._was_cut = False  # whether the last execution had fewer steps than were planned
         # Batches of an earlier process to skip: lots begin where the training resumes, but a user's
         # batches begin anew.
@@ -227,3 +233,12 @@ class Training:
         if self._session is not None and self._warns_of_norms:
             warn_of_norms(self.model)
             self._warns_of_norms = False
+        self._compare_copies()
+
+    def _compare_copies(self):
+        if self._session is None or self.feed.dataset is None:
+            return
+        if self._equal_copies is None and several(self.model.distribute_strategy):
+            self._equal_copies = copies_of(self.model)
+        if self._equal_copies is not None and not self._equal_copies():
+            logging.log_first_n(logging.WARNING, _UNEQUAL, 1)

@@ -1,0 +1,55 @@
+"""What goes around Keras 3.15 where a model has several replicas, on one machine or on several.
+
+Each function says in words what Keras does, as a report to it would.
+"""
+
+import keras
+
+
+def build_symbolically_once(model, iterator=None, data_batch=None) -> None:
+    """Builds layers, metrics and losses under the model's strategy, as `Trainer._symbolic_build`.
+
+    Report: `TensorFlowTrainer._maybe_symbolic_build` reads a batch for shapes only. (1) It reads one
+    even if everything is built; the iterator is made anew afterwards, so with random data, the first
+    batch of training depends on whether the model was built. (2) It averages the batches of the
+    replicas, which fails for texts. (3) Under MultiWorkerMirroredStrategy with one device for each
+    worker, it passes a PerReplica to the model, and raises.
+
+    Args:
+        model: a compiled model.
+        iterator: Keras' epoch iterator; a batch is read only if something is not built.
+        data_batch: a batch, or its structure of `tf.TensorSpec`s.
+    """
+    strategy = model._distribute_strategy
+    parts = [*model._flatten_layers(), model._compile_metrics, model._compile_loss, model.optimizer]
+    if strategy is None or all(part.built for part in parts if part is not None):
+        return
+    for _, _, batches in () if iterator is None else iterator:
+        data_batch = of_one_replica(strategy, next(batches))
+        break
+    with strategy.scope():
+        model._symbolic_build(data_batch=data_batch)
+
+
+def of_one_replica(strategy, values):
+    """The part of one local replica of a structure of values for each replica."""
+    return keras.tree.map_structure(
+        lambda v: v if v is None else strategy.experimental_local_results(v)[0], values
+    )
+
+
+def over_replicas(model, strategy, step, data) -> dict:
+    """Runs a step on every replica, and returns the logs of all of them together.
+
+    Report: Keras returns the mean of the replicas' logs, which is no mean over examples if the replicas
+    had different numbers of them, though it reads the metrics of all replicas at the end of an epoch.
+    Under MultiWorkerMirroredStrategy, `reduce_per_replica` reduces scalars by `strategy.reduce("MEAN",
+    v, axis=0)`, which raises; `axis=None` works.
+    """
+    if strategy.num_replicas_in_sync == 1:
+        return step(data)
+    logs = strategy.run(step, args=(data,))
+    metrics = model.get_metrics_result()  # which adds the replicas' sums and counts
+    if logs.keys() == metrics.keys():
+        return metrics
+    return keras.tree.map_structure(lambda v: strategy.reduce("MEAN", v, axis=None), logs)

@@ -1,0 +1,69 @@
+"""An infinite `tf.data.Dataset` of arrays that are computed in Python, one element after the other."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+from tensorflow.autograph.experimental import do_not_convert
+
+from tfdp.data.calls import Calls
+from tfdp.data.words import Words
+
+# Seconds for reading a lot above which a warning is logged.
+_SLOW = 0.5
+_SLOW_LOT = (
+    "A lot of %d examples took %.1f s to read. If rows come in blocks or are slow to decode, write "
+    "them once: tfdp.data.cached(source, folder)."
+)
+
+
+def computed(
+    function: Callable,
+    specs: Sequence[tf.TensorSpec],
+    pack: Callable,
+    words: Words,
+    calls: Calls,
+    first: int,
+    lot_size: int,
+    in_memory: bool,
+) -> tf.data.Dataset:
+    """Returns the packed arrays that `function(stream, number, words)` returns, without end.
+
+    Args:
+        function: returns the arrays of an element; `stream` is the number of the iterator.
+        specs: the `tf.TensorSpec` of each array.
+        pack: maps the arrays to an element of the dataset.
+        words: give each iterator its stream.
+        calls: makes the calls, and keeps their exceptions.
+        first: number of the first element.
+        lot_size: for the warning about slow reading.
+        in_memory: whether the rows are in memory, so that a slow lot has other reasons.
+    """
+    quiet = [in_memory]
+
+    def new_stream():
+        calls.error = None
+        return np.int64(words.new_stream())
+
+    def columns_of(stream, number):
+        began = time.perf_counter()
+        columns = calls.call(function, int(stream), int(number), words)
+        # The first element of an iterator opens files and traces functions.
+        if number > first and (seconds := time.perf_counter() - began) > _SLOW and not any(quiet):
+            quiet.append(True)
+            logging.warning(_SLOW_LOT, lot_size, seconds)
+        return columns
+
+    def compute(stream, number):
+        columns = tf.numpy_function(columns_of, [stream, number], [spec.dtype for spec in specs])
+        return pack(*map(tf.ensure_shape, columns, [spec.shape for spec in specs]))
+
+    @do_not_convert
+    def elements(_):
+        stream = tf.numpy_function(new_stream, [], tf.int64)
+        numbers = tf.data.Dataset.counter(first)
+        return numbers.map(do_not_convert(lambda number: compute(stream, number)))
+
+    return tf.data.Dataset.range(1).flat_map(elements)

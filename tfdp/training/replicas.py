@@ -1,0 +1,226 @@
+"""Several replicas: each gets its share of every lot, and the sums of all shares make one lot again.
+
+Formal guarantee: the bounded sum of a lot is the sum over the shares, which have every row once
+(`data.shares`), in float32 at least. So it has the sensitivity of the lot on one device, and the
+noise is added to it once: each replica draws the same from the session's key and the place of the step.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfdp._compat.keras import DataAdapter
+from tfdp._compat.tensorflow import concrete_function
+from tfdp.data.shares import Shares, share_of
+from tfdp.gradients.chunks import with_copies
+from tfdp.gradients.contract import BoundedSum
+from tfdp.layers.lot_statistics import uses_batch_statistics
+
+
+def several(strategy) -> bool:
+    """Whether a strategy has several replicas."""
+    return strategy.num_replicas_in_sync > 1
+
+
+def check_replicas(model) -> None:
+    """Raises NotImplementedError for a model that several replicas cannot train."""
+    for found, what, reason in (
+        (uses_batch_statistics(model), "statistics='batch'", "a replica sees a part of the lot"),
+        (model.jit_compile, "jit_compile=True", "XLA cannot add sums across replicas on a CPU"),
+    ):
+        if found:
+            raise NotImplementedError(
+                f"{what} cannot be combined with several replicas: {reason}. Use a strategy with one "
+                "replica, or another setting."
+            )
+
+
+# -- the way in --------------------------------------------------------------------------------------
+
+
+class ShareAdapter(DataAdapter):
+    """Gives Keras a dataset that is distributed already, and the number of lots in it."""
+
+    def __init__(self, dataset, number: int | None):
+        self._dataset, self._number = dataset, number
+
+    def get_tf_dataset(self):
+        return self._dataset
+
+    @property
+    def num_batches(self):
+        return self._number
+
+    @property
+    def batch_size(self):
+        return None
+
+    @property
+    def has_partial_batch(self):
+        return None
+
+    @property
+    def partial_batch_size(self):
+        return None
+
+
+def distributed(strategy, dataset_of) -> tf.distribute.DistributedDataset:
+    """Returns the dataset from which each replica reads its own shares.
+
+    Args:
+        strategy: a strategy with several replicas.
+        dataset_of: maps `Shares` to the dataset of these shares, one after the other.
+    """
+
+    def of_machine(context):
+        local = context.num_replicas_in_sync // context.num_input_pipelines
+        first = context.input_pipeline_id * local
+        return dataset_of(Shares(context.num_replicas_in_sync, first, local))
+
+    return strategy.distribute_datasets_from_function(of_machine)
+
+
+def shares_of_batches(dataset: tf.data.Dataset, shares: Shares, unit: int) -> tf.data.Dataset:
+    """Returns the shares of a user's batches; `unit` consecutive rows stay in one share."""
+
+    def cut(*batch):
+        own = tf.data.Dataset.range(shares.first, shares.first + shares.local)
+        return own.map(lambda share: share_of(batch, shares.parts, share, unit))
+
+    number = int(dataset.cardinality())
+    dataset = dataset.flat_map(tf.autograph.experimental.do_not_convert(cut))
+    if number == tf.data.UNKNOWN_CARDINALITY:
+        return dataset
+    number = number * shares.local if number > 0 else number
+    return dataset.apply(tf.data.experimental.assert_cardinality(number))
+
+
+def as_shares(strategy, batch, unit: int):
+    """Returns a batch of tensors as one value for each replica, its share."""
+    leaves: list = []
+
+    def of(context):
+        share = share_of(
+            batch, strategy.num_replicas_in_sync, context.replica_id_in_sync_group, unit
+        )
+        leaves[:] = [share]
+        return [leaf for leaf in tf.nest.flatten(share) if leaf is not None]
+
+    values = strategy.experimental_distribute_values_from_function(of)
+    left = iter(values)
+    return tf.nest.map_structure(lambda leaf: None if leaf is None else next(left), leaves[0])
+
+
+# -- the way out -------------------------------------------------------------------------------------
+
+
+def first_place(sample_weight: tf.Tensor) -> int | tf.Tensor:
+    """The place of this replica's first row in the whole lot, which has equal shares."""
+    context = tf.distribute.get_replica_context()
+    if context.num_replicas_in_sync == 1:
+        return 0
+    return tf.cast(context.replica_id_in_sync_group, tf.int32) * tf.shape(sample_weight)[0]
+
+
+def whole_lot(share: BoundedSum) -> BoundedSum:
+    """Returns the bounded sum of the lot from that of this replica's share.
+
+    Norms, and what is counted of them, are those of all rows; losses and outputs stay the replica's.
+    """
+    context = tf.distribute.get_replica_context()
+    parts = context.num_replicas_in_sync
+    if parts == 1:
+        return share
+    figures = tf.stack([share.norms, tf.cast(share.present, tf.float32), share.clipped])
+    rows = tf.shape(figures)[1]
+    before = tf.cast(context.replica_id_in_sync_group, tf.int32) * rows
+    # Each replica adds its figures at their places, where the others have zeros.
+    figures = tf.pad(figures, [[0, 0], [before, (parts - 1) * rows - before]])
+    non_finite = tf.cast(share.non_finite, tf.float32)
+    *sums, non_finite, figures = context.all_reduce("SUM", [*share.sums, non_finite, figures])
+    norms, present, clipped = tf.unstack(figures)
+    return dataclasses.replace(
+        share,
+        sums=sums,
+        norms=norms,
+        present=present > 0,
+        clipped=clipped,
+        non_finite=tf.cast(non_finite, tf.int32),
+    )
+
+
+def evaluate_share(model, step, data) -> dict:
+    """Runs a `test_step` on this replica's rows of a batch; without rows, the metrics stay as they are.
+
+    Keras gives a replica no rows if the last batch has fewer than there are replicas, and a mean over
+    no rows is no number.
+    """
+    leaves = [leaf for leaf in tf.nest.flatten(data) if leaf is not None]
+    if not several(tf.distribute.get_strategy()) or leaves[0].shape[0]:
+        return step(data)
+    rows = tf.shape(leaves[0])[0]
+    if tf.executing_eagerly() and rows == 0:
+        return model.get_metrics_result()
+    data = tf.nest.map_structure(
+        lambda leaf: None if leaf is None else with_copies(leaf, tf.maximum(rows, 1)), data
+    )
+    before = [(v, tf.convert_to_tensor(v)) for v in model.metrics_variables]
+    logs = step(data)
+    for variable, value in before:
+        variable.assign(tf.where(rows > 0, tf.convert_to_tensor(variable), value))
+    metrics = model.get_metrics_result()
+    return metrics if metrics.keys() == logs.keys() else logs
+
+
+# -- equal copies ------------------------------------------------------------------------------------
+
+
+def copies_of(model) -> Callable[[], bool]:
+    """Returns a function that compares the replicas' copies of weights and state, by one number.
+
+    Equal processors and one compilation give equal copies, bit for bit. Otherwise rounding may differ,
+    and the copies would drift apart. Then all get those of the first replica, and the result is False.
+    """
+    strategy, optimizer = model.distribute_strategy, model.optimizer
+    of_metrics = {id(v) for v in model.metrics_variables}
+    variables = [*model.variables, *optimizer.variables, *optimizer.hidden_variables]
+    variables = [v for v in variables if id(v) not in of_metrics and v.dtype != "string"]
+
+    def digest():
+        context = tf.distribute.get_replica_context()
+        bits = [_bits(tf.convert_to_tensor(v)) * (2 * i + 1) for i, v in enumerate(variables)]
+        place, parts = context.replica_id_in_sync_group, context.num_replicas_in_sync
+        return context.all_reduce(
+            "SUM", tf.one_hot(place, parts, tf.add_n(bits), 0, dtype=tf.int64)
+        )
+
+    def copy():
+        context = tf.distribute.get_replica_context()
+        is_first = tf.equal(context.replica_id_in_sync_group, 0)
+        for variable in variables:
+            value = tf.convert_to_tensor(variable)
+            sent = value if value.dtype.is_floating else tf.cast(value, tf.int64)
+            sent = context.all_reduce("SUM", tf.where(is_first, sent, tf.zeros_like(sent)))
+            variable.assign(tf.cast(sent, value.dtype))
+
+    def digests():
+        return strategy.experimental_local_results(strategy.run(digest))[0]
+
+    compare = concrete_function(tf.function(digests, autograph=False))
+
+    def equal():
+        found = compare().numpy()
+        if same := bool((found == found[0]).all()):
+            return same
+        concrete_function(tf.function(lambda: strategy.run(copy), autograph=False))()
+        return same
+
+    return equal
+
+
+def _bits(value: tf.Tensor) -> tf.Tensor:
+    """The sum of the bits of all entries, as integers: an int64 scalar."""
+    if value.dtype.is_floating:
+        value = tf.bitcast(value, {2: tf.uint16, 4: tf.int32, 8: tf.int64}[value.dtype.size])
+    return tf.reduce_sum(tf.cast(value, tf.int64))
