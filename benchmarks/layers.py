@@ -12,6 +12,7 @@ import time
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras import layers
 
 import tfdp
@@ -58,6 +59,18 @@ def _embeddings(count, look_ups):
     return model
 
 
+def _looked_up(layer, dtype):
+    """The model of one look-up of several columns in tables, and one embedding of the results."""
+
+    def model(shape):
+        x = keras.Input(shape, dtype=dtype)
+        return keras.Model(
+            x, layers.Dense(10)(layers.Flatten()(layers.Embedding(1002, 16)(layer()(x))))
+        )
+
+    return model
+
+
 def _first(layer):
     """The model whose first layer is `layer`, for images of few channels."""
     return lambda shape: keras.Sequential(
@@ -72,6 +85,14 @@ CASES: dict = {
     "Embedding": ((_TOKENS,), _embeddings(1, _TOKENS)),
     "Embedding, 16 of 20 look-ups": ((320,), _embeddings(16, 20)),
     "MultiHeadAttention": (_LINE, _attention),
+    "IntegerLookup": (
+        (8,),
+        _looked_up(lambda: layers.IntegerLookup(vocabulary=[*range(1000)]), "int64"),
+    ),
+    "StringLookup": (
+        (8,),
+        _looked_up(lambda: layers.StringLookup(vocabulary=[*map(str, range(1000))]), "string"),
+    ),
 }
 for _name, _options in {
     "AveragePooling": {"pool_size": 2},
@@ -141,6 +162,8 @@ def over_plain(name: str, lot: int = 64) -> tuple[float, float]:
     rng = np.random.default_rng(0)
     if len(shape) == 1:
         x = rng.integers(0, 1000, (lot * _STEPS, *shape), np.int32)
+        if make(shape).input.dtype == "string":
+            x = tf.constant(x.astype(str))
     else:
         x = rng.normal(size=(lot * _STEPS, *shape)).astype(np.float32)
     y = rng.integers(0, 10, lot * _STEPS)
