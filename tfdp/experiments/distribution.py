@@ -1,4 +1,4 @@
-"""The strategy under which an experiment trains: several devices of one machine, or several machines."""
+"""The strategy under which an experiment trains: several devices, or several machines."""
 
 import contextlib
 import functools

@@ -282,8 +282,8 @@ class Experiment:
         needs=(_PRIVATE, Need("jit_compile", (False,))),
     )
     devices: int | None = setting(
-        "The number of GPUs for --distribute; by default all. Without a GPU, the CPU is divided into so "
-        "many parts, to try it.",
+        "The number of GPUs for --distribute; by default all. Without a GPU, the CPU is divided into "
+        "so many parts, to try it.",
         needs=(Need("distribute", ("mirrored",)),),
         interval="[2, inf)",
     )

@@ -138,6 +138,7 @@ def session_of(model, entry: Entry, facts: Run, feed: Feed, first_iteration: int
             physical_batch_size=feed.physical_batch_size,
             lots=feed.lots,
             turn=feed.turn,
+            key=feed.key,
         )
 
 

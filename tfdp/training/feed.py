@@ -19,6 +19,7 @@ from tfdp.accounting.sampling import Sampling, sampling_class
 from tfdp.data import Lots, OncePerEpoch, as_source, make_lots, row_multiple_for
 from tfdp.data.batches import split_last, to_evaluate
 from tfdp.data.sources import is_source
+from tfdp.data.words import derived
 from tfdp.training.batches import Batches, batches_of, is_batches
 from tfdp.training.data_checks import check_examples, check_finite
 from tfdp.training.position import Position
@@ -40,6 +41,7 @@ class Feed:
         steps_per_epoch: the argument for Keras; None if the dataset ends with the epoch.
         adapter: Keras gets it in place of the dataset, and it gives the same lots; or None.
         validation_data: as in `fit`.
+        key: the secret of the training that several machines share, 16 bytes; None on one machine.
     """
 
     sampling: Sampling
@@ -52,6 +54,7 @@ class Feed:
     steps_per_epoch: int | None = None
     adapter: DataAdapter | None = None
     validation_data: object = None
+    key: bytes | None = None
 
     @property
     def insecure_seed(self) -> bool:
@@ -94,6 +97,8 @@ class Feed:
         if kind.whole_epochs or lots.seeded:  # else lots are drawn afresh
             left_out = start if kind.fixed_order else position.taken
         order = None if position.order is None else bytes.fromhex(position.order)
+        if order is None and self.key is not None and not lots.seeded:
+            order = derived(self.key, "lots")
         turn %= lots.groups
         drawn = functools.partial(
             lots.as_dataset, (turn - left_out) % lots.groups, start=left_out, order=order

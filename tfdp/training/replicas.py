@@ -23,6 +23,11 @@ def several(strategy) -> bool:
     return strategy.num_replicas_in_sync > 1
 
 
+def writes(model) -> bool:
+    """Whether the process of a model writes files: it is the chief, or the only one."""
+    return model.distribute_strategy.extended.should_checkpoint
+
+
 def check_replicas(model) -> None:
     """Raises NotImplementedError for a model that several replicas cannot train."""
     for found, what, reason in (
