@@ -78,7 +78,7 @@ def _facts(model, feed, position, batch) -> dict[str, str]:
     return {
         "the version": repr((__version__, tf.__version__, keras.__version__)),
         "the number of devices": repr((strategy.num_replicas_in_sync, local)),
-        "the run": repr(facts_of(model, feed, model.optimizer, account.start)),
+        "the run": repr((facts_of(model, feed, model.optimizer, account.start), account.plan)),
         "the data": repr((size, feed.steps, feed.physical_batch_size)),
         "the position": repr((position, None if session is None else session.entry.taken)),
         "the weights": _of_arrays(v for v in variables if id(v) not in of_metrics),
