@@ -7,10 +7,15 @@ import keras
 from keras.src.backend.tensorflow import trainer
 
 
+def number_of_machines(strategy) -> int:
+    """The number of machines, each with one process, that have replicas of a strategy."""
+    number = strategy.num_replicas_in_sync
+    return number // len(strategy.extended.worker_devices) if number > 1 else 1
+
+
 def several_machines(strategy) -> bool:
     """Whether some replicas of a strategy are on other machines."""
-    number = strategy.num_replicas_in_sync
-    return number > 1 and number > len(strategy.extended.worker_devices)
+    return number_of_machines(strategy) > 1
 
 
 def build_symbolically_once(model, iterator=None, data_batch=None) -> None:

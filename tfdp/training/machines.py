@@ -49,9 +49,15 @@ def check_agreement(model, feed: Feed, position: Position, batch=None) -> None:
     strategy = model.distribute_strategy
     if not several_machines(strategy):
         return
-    facts = _facts(model, feed, position, batch)
-    digests = _from_all(strategy, [*map(_digest, facts.values())])
-    different = [name for name, column in zip(facts, digests.T, strict=True) if np.ptp(column)]
+    facts, lots = _facts(model, feed, position, batch), feed.lots
+    here = 0 if lots is None else lots.available_examples
+    *digests, examples = _from_all(strategy, [*map(_digest, facts.values()), here]).T
+    if lots is not None and lots.sharded and sum(examples) != lots.num_examples:
+        raise ValueError(
+            f"shard_of={lots.num_examples}, and the shards of all machines have {sum(examples)} "
+            "examples. Pass that number."
+        )
+    different = [name for name, column in zip(facts, digests, strict=True) if np.ptp(column)]
     if different:
         raise ValueError(
             f"The machines disagree on {' and '.join(different)}. Run the same program with the same "
@@ -74,7 +80,9 @@ def _facts(model, feed, position, batch) -> dict[str, str]:
     of_metrics = {id(v) for v in model.metrics_variables}
     variables = [*model.variables, *model.optimizer.variables]
     session, local = account.session, len(strategy.extended.worker_devices)
-    size = None if lots is None else (len(lots.source), lots.available_examples, lots.spec)
+    size = None if lots is None else lots.spec
+    if lots is not None and not lots.sharded:
+        size = (size, len(lots.source), lots.available_examples)
     return {
         "the version": repr((__version__, tf.__version__, keras.__version__)),
         "the number of devices": repr((strategy.num_replicas_in_sync, local)),
