@@ -311,7 +311,7 @@ def of_shard(model, total=ROWS):
 
 
 REFUSALS = {
-    "other_data": refuses(ValueError, "disagree on the data", other_data),
+    "other_data": refuses(ValueError, "disagree on the run and the data", other_data),
     "other_weights": refuses(ValueError, "disagree on the weights", other_weights),
     "wrong_shards": refuses(ValueError, "have 50 examples", lambda m: of_shard(m, total=51)),
     "own_batches": refuses(NotImplementedError, "Pass arrays", on_batches(dataset)),

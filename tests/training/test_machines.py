@@ -1,4 +1,4 @@
-"""Two machines, as processes on one: they train as one device does, refuse to differ, and end together."""
+"""Two machines, as processes on one: they train as one device, refuse to differ, and end together."""
 
 import json
 import os
