@@ -535,3 +535,42 @@ def si_dpsgd_shows_its_means(update, self, bounded, session, variables, *rest):
 def si_dpsgd_releases_its_means_for_nothing(release, self, variables):
     for mean, variable in zip(self._hidden.means, variables, strict=True):
         variable.assign(mean)
+
+
+# -- several replicas and machines -------------------------------------------------------------------
+
+REPLICAS = "training/test_replicas.py"
+
+
+@fault("noise.gaussian:NoiseSource._counter_of", REPLICAS)
+def each_replica_draws_noise_of_its_own(counter, self, draw):
+    context = tf.distribute.get_replica_context()
+    replica = 0 if context is None else context.replica_id_in_sync_group
+    return counter(self, draw) + tf.cast(replica, tf.int64) * 2**40
+
+
+@fault("data.shares:Shares.units", REPLICAS)
+def a_share_is_counted_twice(units, self, drawn, share, rows, unit):
+    return units(self, drawn, 0 if share == 1 else share, rows, unit)
+
+
+@fault("training.replicas:whole_lot", REPLICAS)
+def a_mean_stands_for_the_sum_of_the_shares(whole, share, sharded):
+    parts = tf.distribute.get_replica_context().num_replicas_in_sync
+    lot = whole(share, sharded)
+    return dataclasses.replace(lot, sums=[total / parts for total in lot.sums])
+
+
+@fault("training.replicas:first_place", REPLICAS)
+def masks_follow_the_place_in_a_share(first, *given):
+    return tf.zeros_like(first(*given))
+
+
+@fault("training.feed:order_of_shard", "training/test_machines.py")
+def two_shards_draw_alike(order, secret, number):
+    return order(secret, 0)
+
+
+@fault("training.machines:_digest", "training/test_machines.py")
+def machines_do_not_compare_their_trainings(digest, text):
+    return 0

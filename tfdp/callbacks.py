@@ -25,6 +25,7 @@ import tensorflow as tf
 from tfdp.accounting import epsilon_curve
 from tfdp.training.backup import BackupAndRestore
 from tfdp.training.dp_model import PrivateTraining
+from tfdp.training.replicas import writes
 
 __all__ = [
     "BackupAndRestore",
@@ -318,7 +319,9 @@ class PrivacyTensorBoard(_Spending):
 
     def on_train_begin(self, logs=None):
         super().on_train_begin(logs)
-        self._writer = tf.summary.create_file_writer(self.log_dir)
+        self._writer = tf.summary.create_noop_writer()
+        if writes(self.model):  # of several machines, the chief
+            self._writer = tf.summary.create_file_writer(self.log_dir)
         self.model.privacy.diagnostics(reset=True)
 
     def on_epoch_end(self, epoch, logs=None):

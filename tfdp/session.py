@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfdp.accounting import Run
 from tfdp.accounting.contribution import UnboundedSensitivity
+from tfdp.data.words import derived
 from tfdp.entry import Entry
 
 _STEP_STRIDE = 0x85EBCA6B  # odd, so that no two of the first 2^32 steps share a seed
@@ -34,6 +35,8 @@ class Session:
         first_iteration: the optimizer's iteration at the run's first step.
         physical_batch_size: number of rows in one chunk; None processes a lot as a whole.
         lots: the `tfdp.data.Lots` that the steps draw from; None for other batches.
+        key: the secret of the session, 16 bytes: from the operating system, or the one that several
+            machines share.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Session:
         physical_batch_size: int | None = None,
         lots=None,
         turn: int = 0,
+        key: bytes | None = None,
     ):
         self.entry, self.optimizer, self.variables = entry, optimizer, list(variables)
         self.facts, self.first_iteration = facts, first_iteration
@@ -61,7 +65,9 @@ class Session:
             aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
         )
         self._place: tf.Tensor | None = None
-        self._secret = tuple(int.from_bytes(os.urandom(4)) for _ in range(2))
+        self.key = os.urandom(16) if key is None else key
+        masks = derived(self.key, "masks")
+        self._secret = int.from_bytes(masks[:4]), int.from_bytes(masks[4:8])
 
     # -- values that a step takes from the run ---------------------------------------------------
 

@@ -12,6 +12,7 @@ import pytest
 OVERRIDDEN = {
     "keras.Model": {
         "__reduce__": (),
+        "_maybe_symbolic_build": ("iterator", "data_batch"),
         "compile": (
             *("optimizer", "loss", "loss_weights", "metrics", "weighted_metrics"),
             *("run_eagerly", "steps_per_execution", "jit_compile", "auto_scale_loss"),
@@ -25,6 +26,8 @@ OVERRIDDEN = {
         "get_compile_config": (),
         "make_train_function": ("force",),
         "save": ("filepath", "overwrite", "zipped", "kwargs"),
+        "save_weights": ("filepath", "overwrite", "max_shard_size"),
+        "test_step": ("data",),
         "train_on_batch": ("x", "y", "sample_weight", "class_weight", "return_dict"),
         "train_step": ("data",),
     },

@@ -1,9 +1,9 @@
-"""Trains the same on one device and on several logical ones: a program of its own.
+"""Trains the same on one device, and on several logical ones or machines: a program of its own.
 
     python -m tests.training.replica_cases DEVICES CASE...
 
 TensorFlow divides the CPU before it starts only. The output has one line for each case: a JSON object
-with its name and what differed, or null.
+with its name and what differed, or null. With TF_CONFIG, each machine has one device.
 """
 
 import contextlib
@@ -238,6 +238,8 @@ def resumed(case):
 
 @functools.cache
 def strategy(devices):
+    if "TF_CONFIG" in os.environ:
+        return tf.distribute.MultiWorkerMirroredStrategy()
     # Other reductions of TensorFlow remember the devices of the first strategy.
     reduction = tf.distribute.ReductionToOneDevice()
     names = [f"CPU:{i}" for i in range(devices)]
@@ -272,20 +274,66 @@ def compare(made, devices):
                 np.testing.assert_array_equal(copy.numpy(), first.numpy())
 
 
+def refuses(kind, match, fit):
+    """A case that several machines refuse before the first step."""
+
+    def checked(devices):
+        made = []
+        try:
+            trained(devices, fit=lambda model: made.append(model) or fit(model))
+        except kind as error:
+            assert match in str(error), error
+            assert made[0].privacy.ledger.runs == []
+        else:
+            raise AssertionError("Nothing was refused.")
+
+    return checked
+
+
+def on_machine():
+    return json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+
+
+def other_data(model):
+    rows = ROWS - on_machine()
+    return model.fit(X[:rows], Y[:rows], batch_size=10, verbose=0)
+
+
+def other_weights(model):
+    model.layers[0].bias.assign(np.full(5, on_machine()))
+    return on_arrays(model)
+
+
+def of_shard(model, total=ROWS):
+    part = slice(30) if on_machine() else slice(30, ROWS)
+    lots = tfdp.data.make_lots("poisson", X[part], Y[part], lot_size=10, shard_of=total)
+    return model.fit(lots, verbose=0).history
+
+
+REFUSALS = {
+    "other_data": refuses(ValueError, "disagree on the run and the data", other_data),
+    "other_weights": refuses(ValueError, "disagree on the weights", other_weights),
+    "wrong_shards": refuses(ValueError, "have 50 examples", lambda m: of_shard(m, total=51)),
+    "own_batches": refuses(NotImplementedError, "Pass arrays", on_batches(dataset)),
+}
+
+
 def main(devices, *names):
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    logical = [tf.config.LogicalDeviceConfiguration()] * DEVICES
-    tf.config.set_logical_device_configuration(cpu, logical)
+    if "TF_CONFIG" not in os.environ:
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        logical = [tf.config.LogicalDeviceConfiguration()] * DEVICES
+        tf.config.set_logical_device_configuration(cpu, logical)
+    strategy(int(devices))  # collective operations have to be configured first
     if planted := os.environ.get("TFDP_PLANTED_FAULT"):
         from tests.faults import FAULTS
 
         FAULTS[planted].plant(setattr)
     for name in names:
-        case = CASES[name.removeprefix("resumed_")]
-        made = functools.partial(trained, **case) if name in CASES else resumed(case)
+        case = CASES.get(name.removeprefix("resumed_"), {})
+        made = resumed(case) if name.startswith("resumed_") else functools.partial(trained, **case)
         difference = None
         try:
-            compare(made, int(devices))
+            REFUSALS[name](int(devices)) if name in REFUSALS else compare(made, int(devices))
         except Exception:
             difference = traceback.format_exc()[-3000:]
         print(json.dumps({name: difference}), flush=True)

@@ -4,6 +4,18 @@ Each function says in words what Keras does, as a report to it would.
 """
 
 import keras
+from keras.src.backend.tensorflow import trainer
+
+
+def number_of_machines(strategy) -> int:
+    """The number of machines, each with one process, that have replicas of a strategy."""
+    number = strategy.num_replicas_in_sync
+    return number // len(strategy.extended.worker_devices) if number > 1 else 1
+
+
+def several_machines(strategy) -> bool:
+    """Whether some replicas of a strategy are on other machines."""
+    return number_of_machines(strategy) > 1
 
 
 def build_symbolically_once(model, iterator=None, data_batch=None) -> None:
@@ -43,8 +55,6 @@ def over_replicas(model, strategy, step, data) -> dict:
 
     Report: Keras returns the mean of the replicas' logs, which is no mean over examples if the replicas
     had different numbers of them, though it reads the metrics of all replicas at the end of an epoch.
-    Under MultiWorkerMirroredStrategy, `reduce_per_replica` reduces scalars by `strategy.reduce("MEAN",
-    v, axis=0)`, which raises; `axis=None` works.
     """
     if strategy.num_replicas_in_sync == 1:
         return step(data)
@@ -53,3 +63,18 @@ def over_replicas(model, strategy, step, data) -> dict:
     if logs.keys() == metrics.keys():
         return metrics
     return keras.tree.map_structure(lambda v: strategy.reduce("MEAN", v, axis=None), logs)
+
+
+def _reduce(values, strategy, reduction):
+    """Reduces logs as Keras does, and scalars of several machines, too.
+
+    Report: under MultiWorkerMirroredStrategy, `reduce_per_replica` with "auto" or "mean" calls
+    `strategy.reduce("MEAN", v, axis=0)`, which raises for a scalar, as most logs are.
+    """
+    if reduction in ("auto", "mean") and several_machines(strategy):
+        return keras.tree.map_structure(lambda v: strategy.reduce("MEAN", v, axis=None), values)
+    return _REDUCE(values, strategy, reduction)
+
+
+_REDUCE = trainer.reduce_per_replica
+trainer.reduce_per_replica = _reduce  # which Keras looks up in its module

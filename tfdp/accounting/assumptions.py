@@ -128,6 +128,17 @@ DECLARED: Table = {
         "were chosen and prepared without looking at the private ones, and none is a private one "
         "(only arrays in memory were compared).",
     ),
+    "a network that nobody reads": (
+        lambda run, _: run.machines > 1,
+        "{run.machines} machines trained together. Their network carried the secret of noise and lots, "
+        "and sums of clipped gradients without noise, and TensorFlow does not encrypt them: nobody "
+        "read it who may not read the data.",
+    ),
+    "no record in two shards": (
+        lambda run, _: run.shards > 1,
+        "The data were in {run.shards} shards, each on a machine that drew lots from it independently "
+        "of the others; the numbers are those of all shards together. No record is in two of them.",
+    ),
     "no more records of a user": (
         lambda run, _: run.contribution.max_examples_per_user > 1,
         "No user has more than {run.contribution.max_examples_per_user} examples, and no "

@@ -10,7 +10,7 @@ from tfdp.accounting.run import Run
 from tfdp.accounting.sampling import Sampling, sampling_class
 
 # Fields of a run that are plain values.
-_OWN = ("start", "insecure_seed", "taken", "open_plan")
+_OWN = ("start", "insecure_seed", "machines", "shards", "taken", "open_plan")
 
 
 def describe(

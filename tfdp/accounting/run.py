@@ -17,6 +17,8 @@ from tfdp.accounting.sampling import Sampling, sampling_class
 
 STARTS = ("assumed", "public")
 _VERSION = 2
+# Fields that descriptions leave out where they have these values.
+_USUAL = {"machines": 1, "shards": 1, "taken": None, "open_plan": False}
 _DESCRIBE = 'Describe a run by tfdp.accounting.describe("dpsgd", num_examples=..., ...).'
 
 
@@ -34,6 +36,8 @@ class Run:
       start: Origin of the initial weights: "assumed", or "public" if the user declared that they do not
         depend on these data.
       insecure_seed: Whether the noise, or the secret choice of lots, came from a user's seed.
+      machines: Number of machines that trained together, whose network carried sums without noise.
+      shards: Number of parts of the data, each of which only one machine can read.
       taken: Number of steps actually taken, if the planned `steps` are counted; None for all.
       open_plan: Whether an unknown number of further steps may be planned; nothing is proven then.
 
@@ -56,6 +60,8 @@ class Run:
     contribution: Contribution = dataclasses.field(default_factory=Contribution)
     start: str = "assumed"
     insecure_seed: bool = False
+    machines: int = 1
+    shards: int = 1
     taken: int | None = None
     open_plan: bool = False
 
@@ -72,6 +78,8 @@ class Run:
             steps=whole("steps", self.steps, 0),
             taken=None if taken == self.steps else taken,
             insecure_seed=flag("insecure_seed", self.insecure_seed),
+            machines=whole("machines", self.machines, 1),
+            shards=whole("shards", self.shards, 1),
             open_plan=flag("open_plan", self.open_plan),
             start=one_of("start", self.start, STARTS),
         )
@@ -121,16 +129,12 @@ class Run:
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-safe description; tables become `{"values": ..., "counts": ...}`."""
         fields = {"version": _VERSION} | to_record(self)
-        if self.taken is None:
-            del fields["taken"]
-        if not self.open_plan:
-            del fields["open_plan"]
-        return fields
+        return {n: v for n, v in fields.items() if n not in _USUAL or v != _USUAL[n]}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Run":
         """Inverse of `to_dict`. Raises ValueError for other fields or another version."""
-        fields = {"taken": None, "open_plan": False} | fields
+        fields = _USUAL | fields
         version = fields.pop("version", None)
         if version != _VERSION:
             raise ValueError(

@@ -80,6 +80,7 @@ class Lots:
         steps_per_epoch: number of lots in an epoch, N // L.
         groups: number of groups of examples, which take turns; 1 unless the sampling is
             "cyclic_poisson".
+        sharded: whether these are the lots of a shard that only this machine can read.
         seeded: whether the user chose the seed, so that anyone who knows the seed knows the draws.
         process_id: id of the process that made the lots; no other process may draw them.
 
@@ -160,6 +161,7 @@ class Lots:
     microbatch_size = property(lambda self: self.scheme.unit_size)
     steps_per_epoch = property(lambda self: self.scheme.steps_per_epoch)
     groups = property(lambda self: self.scheme.groups)
+    sharded = property(lambda self: getattr(self.scheme, "shard_of", None) is not None)
     source = property(lambda self: self._assembly.source)
     views = property(lambda self: self._assembly.views)
     augmentations = property(lambda self: self._assembly.augmentations)

@@ -27,6 +27,7 @@ def make_lots(
     microbatch_size: int = 1,
     groups: int | None = None,
     nominal_examples: int | None = None,
+    shard_of: int | None = None,
     keep_last: bool = False,
     cache: str | os.PathLike | None = None,
     augmentations: int = 1,
@@ -59,6 +60,8 @@ def make_lots(
             set it without `num_microbatches`.
         groups: see `schemes.CyclicPoisson`; required for "cyclic_poisson", and for no other scheme.
         nominal_examples: see `schemes.Poisson`; for "poisson" only.
+        shard_of: N, if the examples here are the shard that only this machine can read; for "poisson"
+            and "random_allocation", see `schemes.RandomAllocation`. L and N are those of all machines.
         keep_last: see `schemes.Cyclic`; for "cyclic" only.
         cache: folder for the examples of a `tf.data.Dataset`; None keeps them in memory.
         augmentations: K, number of views of each example, which `Lots.map` makes: their gradients are
@@ -89,7 +92,12 @@ def make_lots(
     """
     one_of("sampling", sampling, SCHEMES)
     kind = SCHEMES[sampling]
-    given = {"groups": groups, "nominal_examples": nominal_examples, "keep_last": keep_last or None}
+    given = {
+        "groups": groups,
+        "nominal_examples": nominal_examples,
+        "shard_of": shard_of,
+        "keep_last": keep_last or None,
+    }
     own = {name: value for name, value in given.items() if value is not None}
     if foreign := sorted(own.keys() - {field.name for field in dataclasses.fields(kind)}):
         raise ValueError(
@@ -118,7 +126,12 @@ def make_lots(
 
 
 # The sampling scheme that a setting belongs to.
-_SAMPLING_OF = {"groups": "cyclic_poisson", "nominal_examples": "poisson", "keep_last": "cyclic"}
+_SAMPLING_OF = {
+    "groups": "cyclic_poisson",
+    "nominal_examples": "poisson",
+    "shard_of": "poisson",
+    "keep_last": "cyclic",
+}
 
 
 def _people(privacy_ids, examples_per_person, rows) -> People | None:

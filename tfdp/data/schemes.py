@@ -129,9 +129,11 @@ class Poisson(Scheme):
         nominal_examples: a positive integer that was chosen without looking at the data, such as the
             number of people who were asked to take part. With more or fewer examples, the average
             size of a lot is larger or smaller than L.
+        shard_of: as in `RandomAllocation`.
     """
 
     nominal_examples: int | None = None
+    shard_of: int | None = None
 
     sampling = "poisson"
 
@@ -139,6 +141,11 @@ class Poisson(Scheme):
         remedy = "Pass a number that was chosen without looking at the data."
         nominal = whole("nominal_examples", self.nominal_examples, 1, optional=True, remedy=remedy)
         object.__setattr__(self, "nominal_examples", nominal)
+        _check_shard(self)
+        if nominal is not None and self.shard_of is not None:
+            raise ValueError(
+                "nominal_examples cannot be combined with shard_of. Leave one of them out."
+            )
         super().__post_init__()
 
     @functools.cached_property
@@ -147,7 +154,7 @@ class Poisson(Scheme):
 
     @property
     def num_examples(self) -> int:
-        return self.nominal_examples or self.available
+        return self.nominal_examples or self.shard_of or self.available
 
     @property
     def nominal(self) -> bool:
@@ -256,9 +263,24 @@ class RandomAllocation(Scheme):
     is amplified, and its epsilon is close to that of Poisson lots ("balls and bins",
     Chua et al. 2024). Beyond `draws.MOST_SHUFFLED` units, the sizes of lots are multinomial and their
     members are consecutive in a keyed permutation.
+
+    Attributes:
+        shard_of: number of examples (or people) on all machines together, if these are the shard that
+            only this machine can read. Lots are drawn from a shard at the rate, or over the number of
+            lots, of all; together, the shards' lots are those of the whole data. None for whole data.
     """
 
+    shard_of: int | None = None
+
     sampling = "random_allocation"
+
+    def __post_init__(self):
+        _check_shard(self)
+        super().__post_init__()
+
+    @property
+    def num_examples(self) -> int:
+        return self.shard_of or self.available
 
     @functools.cached_property
     def _count(self) -> Binomial:
@@ -276,6 +298,12 @@ class RandomAllocation(Scheme):
             return LotSizes(words, stream, epoch, self.units, self.steps_per_epoch)
         bits = words.bits(stream, epoch, ORDER)
         return Allocation(bits, self.units, self.steps_per_epoch)
+
+
+def _check_shard(scheme):
+    remedy = "Pass the number of examples on all machines together."
+    most = whole("shard_of", scheme.shard_of, scheme.available, optional=True, remedy=remedy)
+    object.__setattr__(scheme, "shard_of", most)
 
 
 def _in_order(words, stream, epoch, units, first, count):

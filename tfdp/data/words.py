@@ -10,6 +10,7 @@ Formal guarantees:
 """
 
 import collections
+import hashlib
 import itertools
 import threading
 from collections.abc import Callable, Hashable
@@ -19,6 +20,11 @@ import numpy as np
 
 # Purposes of the words of a place.
 LOT, ORDER, SIZES, VIEWS, PEOPLE, SECRET = range(6)
+
+
+def derived(key: bytes, purpose: str) -> bytes:
+    """Returns 16 bytes that a key determines, others for each purpose, which do not reveal the key."""
+    return hashlib.sha256(key + purpose.encode()).digest()[:16]
 
 
 class Bits:

@@ -1,11 +1,11 @@
-"""The strategy under which an experiment trains: several devices of one machine, or several machines."""
+"""The strategy under which an experiment trains: several devices, or several machines."""
 
 import contextlib
 import functools
 
 import tensorflow as tf
 
-from tfdp.experiments.settings import Experiment
+from tfdp.experiments.settings import MULTI_WORKER, Experiment
 
 
 def scope(experiment: Experiment) -> contextlib.AbstractContextManager:
@@ -17,6 +17,8 @@ def scope(experiment: Experiment) -> contextlib.AbstractContextManager:
 
 @functools.cache  # TensorFlow remembers the devices of the first strategy of a process
 def _strategy(kind: str, devices: int | None) -> tf.distribute.Strategy:
+    if kind == MULTI_WORKER:
+        return tf.distribute.MultiWorkerMirroredStrategy()
     names = _devices(devices)
     if len(names) < 2:
         raise ValueError(

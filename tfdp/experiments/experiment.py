@@ -126,9 +126,9 @@ def run(
         >>> 1.999 < result.proven.epsilon <= 2.0, result.test_accuracy > 0.5
         (True, True)
     """
-    if experiment.seed is not None:
-        keras.utils.set_random_seed(experiment.seed)
     with distribution.scope(experiment):
+        if experiment.seed is not None:
+            keras.utils.set_random_seed(experiment.seed)
         task = _prepare(experiment, world)
         planned = _compile(task)
     callbacks = []  # the first ones add to the logs that the others receive

@@ -27,8 +27,8 @@ from tfdp.accounting import BudgetExhausted
 from tfdp.data.prepared import DataUnavailable
 from tfdp.experiments import command, console, run_folder
 from tfdp.experiments.command import Point
-from tfdp.experiments.run_folder import ResultError, ResultExists, RunFolder
-from tfdp.experiments.settings import Experiment
+from tfdp.experiments.run_folder import FollowedFolder, ResultError, ResultExists, RunFolder
+from tfdp.experiments.settings import MULTI_WORKER, Experiment
 
 # Errors that the user can correct.
 _EXPECTED = (ValueError, NotImplementedError, FloatingPointError, DataUnavailable, BudgetExhausted)
@@ -98,6 +98,16 @@ def _check(points: list[Point], options: Options) -> None:
         raise ValueError("--overwrite cannot be combined with --sweep. Choose another --model_dir.")
     if options.audit and not points[0].experiment.private:
         raise ValueError("--audit needs a private mechanism. Received --mechanism=none.")
+    if points[0].experiment.distribute == MULTI_WORKER:
+        if points[0].values or options.audit:
+            raise ValueError(
+                f"--distribute={MULTI_WORKER} cannot be combined with --sweep or --audit."
+            )
+        if not (options.model_dir and os.environ.get("TF_CONFIG")):
+            raise ValueError(
+                f"--distribute={MULTI_WORKER} needs a --model_dir that all machines can read, and the "
+                "environment variable TF_CONFIG on each of them (docs/devices.md)."
+            )
     if options.overwrite and not options.model_dir:
         raise ValueError(
             "--overwrite needs a --model_dir: without it, every result has a new folder."
@@ -122,9 +132,13 @@ def _place(points: list[Point], options: Options) -> pathlib.Path:
 def _train(options: Options, point: Point, path: pathlib.Path) -> int:
     """Trains and reports one point, or prints a correctable error; returns the exit status."""
     # Entered before importing TensorFlow, so that an error about the folder comes at once.
-    folder = RunFolder(path, point.experiment, overwrite=options.overwrite)
+    several = point.experiment.distribute == MULTI_WORKER
+    kind = FollowedFolder if several and not run_folder.is_chief() else RunFolder
+    folder = kind(path, point.experiment, overwrite=options.overwrite)
     try:
         with folder:
+            if kind is FollowedFolder:
+                return _follow(options, folder)
             result = _train_into(options, folder, point)
     except ResultExists as error:
         if not point.values:
@@ -141,6 +155,14 @@ def _train(options: Options, point: Point, path: pathlib.Path) -> int:
     report.print_table(result, folder=_shown(folder.path))
     if options.audit:
         _audit(point, folder.path)
+    return 0
+
+
+def _follow(options: Options, folder: FollowedFolder) -> int:
+    from tfdp.experiments.experiment import run
+
+    run(folder.experiment, 0, folder=folder, checkpoint_every=options.checkpoint_every)
+    print(f"Trained together with the chief, which writes {_shown(folder.path)}.", flush=True)
     return 0
 
 

@@ -291,6 +291,29 @@ class RunFolder:
         return os.path.join(self.unfinished, *names)
 
 
+class FollowedFolder(RunFolder):
+    """The folder of a result that another machine, the chief, writes: this process only reads it."""
+
+    def begin(self) -> None:
+        """Leaves the beginning to the chief."""
+
+    def __enter__(self):
+        self._check_target()
+        return self
+
+    def __exit__(self, *exception):
+        """Leaves the folder as it is."""
+
+
+def is_chief() -> bool:
+    """Whether this process is the chief of the machines in TF_CONFIG, as TensorFlow chooses it."""
+    config = json.loads(os.environ.get("TF_CONFIG", "{}"))
+    task, cluster = config.get("task", {}), config.get("cluster", {})
+    if "chief" in cluster:
+        return task.get("type") == "chief"
+    return task.get("index", 0) == 0
+
+
 def _identity(experiment: Experiment) -> dict:
     """Returns facts that are equal if one training may resume, or replace, the other.
 

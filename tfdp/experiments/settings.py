@@ -24,6 +24,7 @@ from tfdp.models import MODELS, NORMALIZATIONS, PRIVATE_BATCH
 
 ACTIVATIONS = ("relu", "tanh", "elu", "gelu", "leaky_relu", "selu", "sigmoid", "silu", "softplus")
 NONE = NoMechanism.name
+MULTI_WORKER = "multi_worker"
 # The networks for images, for rows of characters, and for texts.
 IMAGE_MODELS = tuple(name for name, known in MODELS.items() if not known.takes_tokens)
 TEXT_MODELS = ("tutorial_lstm",)
@@ -276,14 +277,15 @@ class Experiment:
     )
     jit_compile: bool = setting("Compiles the training step with XLA.", False)
     distribute: str | None = setting(
-        "Divides each lot among all GPUs of this machine (mirrored). The weights are those of one "
-        "device, apart from rounding.",
-        choices=("mirrored",),
+        "Divides each lot among all GPUs of this machine (mirrored), or of the machines in TF_CONFIG, "
+        "which run the same command (multi_worker). The weights are those of one device, apart from "
+        "rounding.",
+        choices=("mirrored", MULTI_WORKER),
         needs=(_PRIVATE, Need("jit_compile", (False,))),
     )
     devices: int | None = setting(
-        "The number of GPUs for --distribute; by default all. Without a GPU, the CPU is divided into so "
-        "many parts, to try it.",
+        "The number of GPUs for --distribute; by default all. Without a GPU, the CPU is divided into "
+        "so many parts, to try it.",
         needs=(Need("distribute", ("mirrored",)),),
         interval="[2, inf)",
     )

@@ -90,10 +90,10 @@ class NoiseSource:
 
     @classmethod
     def with_key(cls, key: np.ndarray) -> "NoiseSource":
-        """Returns a source that repeats the draws of another one, to recompute lost noise.
+        """Returns a source with a given key, which draws as every other source with it.
 
         Args:
-            key: the key of the other source.
+            key: int64 [2], a secret; that of another source repeats its draws, to recompute lost noise.
         """
         source = cls()
         source.key = np.asarray(key, np.int64)

@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfdp._compat.keras import unpickled
 from tfdp._validate import positive, refuse, schedule, whole
 from tfdp.accounting.mechanisms import DPSGD, Mechanism
+from tfdp.data.words import derived
 from tfdp.gradients.bounds import L2Clip, make_bound
 from tfdp.gradients.contract import BoundedSum
 from tfdp.noise.gaussian import NoiseSource
@@ -275,6 +276,9 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         # Only a seeded source uses the salt: each session of this optimizer draws different numbers.
         self._sessions += 1
         self._noise = NoiseSource(self._seed, (self._sessions, session.first_iteration))
+        if not self.seeded:
+            key = derived(session.key, "noise")
+            self._noise = NoiseSource.with_key(np.frombuffer(key, np.int64))
 
     def continues(self, session: Session) -> bool:
         """Whether training may continue within the open session."""

@@ -17,12 +17,15 @@ from tfdp._validate import finite, whole
 from tfdp.account import Account
 from tfdp.accounting import Run
 from tfdp.accounting.guarantee import check_adjacency, check_delta, format_epsilon
+from tfdp.data.words import derived
 from tfdp.entry import Entry
 from tfdp.session import Session
-from tfdp.training.backup_folder import BackupFolder
+from tfdp.training.backup_folder import BackupFolder, ReadFolder
 from tfdp.training.backup_state import capture_state, restore_state, setup_of
 from tfdp.training.feed import Feed
+from tfdp.training.machines import wait_for_all
 from tfdp.training.position import Position
+from tfdp.training.replicas import writes
 
 # Steps are reserved for so many seconds at a time: what a crash may lose besides the last state.
 # It is longer where writing the reservation takes more than the share below.
@@ -149,7 +152,13 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._first_attached = self._first_attached or time.monotonic()
         self._account, self._session, self._ended = account, None, None
         self._setup, self._length, self._last_epoch = setup_of(model, feed), feed.steps, start.until
+        strategy = model.distribute_strategy
+        if not writes(model):
+            wait_for_all(strategy)  # the chief has entered the folder
+            self._folder = ReadFolder(self._folder.path)
         self._folder.enter()
+        if writes(model):
+            wait_for_all(strategy)
         try:
             position = self._resumed(account, feed, start)
             with self._interruptions:
@@ -165,6 +174,8 @@ class BackupAndRestore(keras.callbacks.Callback):
             self.restarts, self.lost_steps, self.epochs = 0, 0, {}
             ordered = feed.lots if feed.needs_order else None
             order = None if ordered is None else ordered.new_order().hex()
+            if ordered is not None and feed.key is not None and not ordered.seeded:
+                order = derived(feed.key, "order").hex()
             return dataclasses.replace(start, order=order)
         about, notes = found[0], found[0]["notes"]
         position, lost = restore_state(self.model, account, feed, self._setup, *found)

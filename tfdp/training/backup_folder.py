@@ -128,6 +128,30 @@ class BackupFolder:
         return os.path.join(self.path, name)
 
 
+class ReadFolder(BackupFolder):
+    """The folder of another machine's process, which writes it; this process only resumes from it."""
+
+    _ended = False
+
+    @property
+    def holds_state(self) -> bool:
+        return super().holds_state and not self._ended
+
+    def enter(self) -> None:
+        self._ended = False
+        with contextlib.suppress(FileNotFoundError):  # nothing to resume from
+            self._steps = os.open(self._in(_STEPS), os.O_RDONLY)
+
+    def clear(self) -> None:
+        self._ended = True
+
+    def write(self, about, arrays) -> None:
+        """Leaves the writing to the other process."""
+
+    def reserve(self, run_id, steps) -> None:
+        """Leaves the writing to the other process."""
+
+
 def _line(run_id, steps) -> bytes:
     text = f"{run_id} {steps}"
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -106,6 +106,8 @@ def setup_of(model, feed: Feed) -> dict:
     lots = feed.lots
     if lots is not None and not (sampling_class(lots.sampling).whole_epochs or lots.groups > 1):
         lots = None  # its examples have no places
+    if lots is not None and lots.sharded:
+        lots = None  # another machine's examples are others
     return {
         "version": _VERSION,
         "optimizer": type(model.optimizer).__name__,

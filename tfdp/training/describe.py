@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from tfdp._compat.replicas import number_of_machines
 from tfdp.account import Account, check_counted
 from tfdp.accounting import Contribution, Run
 from tfdp.entry import Entry
@@ -53,6 +54,8 @@ def facts_of(model, feed: Feed, optimizer, start: str) -> Run:
         contribution=contribution,
         start=start,
         insecure_seed=optimizer.seeded or feed.insecure_seed,
+        machines=(machines := number_of_machines(model.distribute_strategy)),
+        shards=machines if lots is not None and lots.sharded else 1,
     )
 
 
@@ -138,6 +141,7 @@ def session_of(model, entry: Entry, facts: Run, feed: Feed, first_iteration: int
             physical_batch_size=feed.physical_batch_size,
             lots=feed.lots,
             turn=feed.turn,
+            key=feed.key,
         )
 
 

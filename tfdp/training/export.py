@@ -10,6 +10,7 @@ import tfdp.layers
 from tfdp._compat.keras import become, is_graph_of_layers, layers_of, take_policy
 from tfdp._files import replaced_whole
 from tfdp.training.files import plainly
+from tfdp.training.replicas import writes
 
 
 def plain_copy(model: keras.Model) -> keras.Model:
@@ -98,7 +99,8 @@ def export(model: keras.Model, path: str | os.PathLike, *, stock_layers: bool = 
     """Writes the release of `model` to a `.keras` file: no optimizer slots, seeds or secret means.
 
     The file loads with `keras.models.load_model`, without tfdp if the model uses no tfdp layer.
-    On a local disk it appears whole or not at all, and a file that is there stays until then.
+    On a local disk it appears whole or not at all, and a file that is there stays until then. Of
+    several machines, the chief writes it.
 
     Args:
         model: a trained model.
@@ -123,6 +125,8 @@ def export(model: keras.Model, path: str | os.PathLike, *, stock_layers: bool = 
     path = os.fspath(path)
     if not path.endswith(".keras"):
         raise ValueError(f"Expected a file name that ends in '.keras'. Received: {path!r}")
+    if not writes(model):
+        return
     copy = plain_copy(model)
     if stock_layers:
         for layer in layers_of(copy):

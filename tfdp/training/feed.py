@@ -15,11 +15,14 @@ import tensorflow as tf
 from absl import logging
 
 from tfdp._compat.keras import DataAdapter, class_weight_to_sample_weights
+from tfdp._compat.replicas import several_machines
 from tfdp._validate import one_of, whole
 from tfdp.accounting.sampling import Sampling, sampling_class
 from tfdp.data import Lots, OncePerEpoch, as_source, make_lots, row_multiple_for
 from tfdp.data.batches import split_last, to_evaluate
+from tfdp.data.shares import Shares
 from tfdp.data.sources import is_source
+from tfdp.data.words import derived
 from tfdp.training.batches import Batches, batches_of, is_batches
 from tfdp.training.data_checks import check_examples, check_finite
 from tfdp.training.position import Position
@@ -41,6 +44,7 @@ class Feed:
         steps_per_epoch: the argument for Keras; None if the dataset ends with the epoch.
         adapter: Keras gets it in place of the dataset, and it gives the same lots; or None.
         validation_data: as in `fit`.
+        key: the secret of the training that several machines share, 16 bytes; None on one machine.
     """
 
     sampling: Sampling
@@ -53,6 +57,7 @@ class Feed:
     steps_per_epoch: int | None = None
     adapter: DataAdapter | None = None
     validation_data: object = None
+    key: bytes | None = None
 
     @property
     def insecure_seed(self) -> bool:
@@ -95,13 +100,25 @@ class Feed:
         if kind.whole_epochs or lots.seeded:  # else lots are drawn afresh
             left_out = start if kind.fixed_order else position.taken
         order = None if position.order is None else bytes.fromhex(position.order)
+        if order is None and self.key is not None and not lots.seeded:
+            order = derived(self.key, "lots")
+        if lots.sharded and not several_machines(strategy):
+            raise ValueError(
+                "These lots are of a shard (shard_of), and only several machines have all shards. "
+                "Leave out shard_of, or use tf.distribute.MultiWorkerMirroredStrategy."
+            )
         turn %= lots.groups
-        drawn = functools.partial(
-            lots.as_dataset, (turn - left_out) % lots.groups, start=left_out, order=order
-        )
+        drawn = functools.partial(lots.as_dataset, (turn - left_out) % lots.groups, start=left_out)
         if not several(strategy):
-            return dataclasses.replace(self, dataset=drawn(), turn=turn, start=start)
-        dataset = distributed(strategy, lambda shares: drawn(shares=shares))
+            return dataclasses.replace(self, dataset=drawn(order=order), turn=turn, start=start)
+
+        def of_machine(shares):
+            if not lots.sharded:
+                return drawn(order=order, shares=shares)
+            own = order_of_shard(order or lots.new_order(), shares.first // shares.local)
+            return drawn(order=own, shares=Shares(shares.local, 0, shares.local))
+
+        dataset = distributed(strategy, of_machine)
         adapter = ShareAdapter(dataset, None)
         return dataclasses.replace(self, dataset=dataset, turn=turn, start=start, adapter=adapter)
 
@@ -118,6 +135,15 @@ class Feed:
         else:
             adapter.get_tf_dataset = lambda: dataset  # type: ignore[method-assign]
         return dataclasses.replace(self, dataset=dataset, adapter=adapter)
+
+
+def order_of_shard(order: bytes, number: int) -> bytes:
+    """The secret order of a shard's lots: independent of the others', so that amplification holds.
+
+    Records that enter lots together with those of another shard would be a group, for which the
+    sampling amplifies nothing.
+    """
+    return derived(order, f"shard {number}")
 
 
 def feed_for(

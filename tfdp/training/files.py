@@ -19,6 +19,7 @@ from tfdp._compat.keras import layers_of, take_policy, unpickled
 from tfdp.account import LEDGER_KEY
 from tfdp.accounting import Ledger
 from tfdp.optimizers import DPKerasOptimizer
+from tfdp.training.replicas import writes
 from tfdp.training.steering import refuse_legacy
 
 # The file of the ledger in the folder of a preset.
@@ -67,9 +68,16 @@ class SavedWithLedger:
     # -- the configuration -----------------------------------------------------------------------
 
     def save(self, filepath, *args, **kwargs):
-        """`keras.Model.save`; formats that hold no ledger are refused, before a file is begun."""
+        """`keras.Model.save`; formats that hold no ledger are refused, before a file is begun.
+
+        Of several machines, the chief writes the file.
+        """
         refuse_legacy(filepath)
-        return super().save(filepath, *args, **kwargs)
+        return super().save(filepath, *args, **kwargs) if writes(self) else None
+
+    def save_weights(self, filepath, *args, **kwargs):
+        """`keras.Model.save_weights`; of several machines, the chief writes the file."""
+        return super().save_weights(filepath, *args, **kwargs) if writes(self) else None
 
     def get_compile_config(self):
         """The arguments of `compile`, but none with a plain optimizer, which cannot train privately."""

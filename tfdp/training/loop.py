@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfdp.training.cost_of_batches import warn_of_cost
+from tfdp.training.machines import check_agreement, with_key
 from tfdp.training.position import Position
 
 
@@ -18,6 +19,8 @@ def steps_of(model, x, feed, epochs: int) -> Iterator[dict[str, float]]:
     """Yields the logs of each step on a feed of the data `x`; `ModelPrivacy.steps` describes it."""
     warn_of_cost(model, x, feed, epochs)
     start = Position(until=epochs)
+    feed = with_key(model, feed)
+    check_agreement(model, feed, start)
     feed = feed.at(start, feed.turn, model)
     with model._training(feed, start, epochs) as training:
         iterator = None

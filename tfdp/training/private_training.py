@@ -24,6 +24,7 @@ from tfdp.training.cost_of_batches import warn_of_cost
 from tfdp.training.data_checks import check_rows
 from tfdp.training.feed import Feed, feed_for
 from tfdp.training.files import SavedWithLedger
+from tfdp.training.machines import check_agreement, with_key
 from tfdp.training.model_privacy import ModelPrivacy
 from tfdp.training.position import Position
 from tfdp.training.preparing import past_preparation, prepared, prepared_validation
@@ -108,12 +109,14 @@ class PrivateTraining(SavedWithLedger):
         )
         warn_of_cost(self, x, feed, epochs - initial_epoch)
         warn_of_scales(self, feed, class_weight)
+        feed = with_key(self, feed)
         backup = check_callbacks(callbacks, self.optimizer)
         account, start = self.privacy.account, Position(initial_epoch, until=epochs)
         safe = contextlib.nullcontext(start)
         if backup is not None:
             safe = backup.attached(self, account, feed, start)
         with safe as position:
+            check_agreement(self, feed, position)
             feed = feed.at(position, account.next_turn, self)
             with self._training(feed, position, epochs, backup) as training:
                 history = past_preparation(self, PrivateTraining, "fit")(
@@ -190,6 +193,9 @@ class PrivateTraining(SavedWithLedger):
             steps=1,
             physical_batch_size=self.privacy.physical_batch_size,
         )
+        self._maybe_symbolic_build(data_batch=(x, y, sample_weight))
+        feed = with_key(self, feed)
+        check_agreement(self, feed, Position(), (x, y, sample_weight))
         with self._training(feed):
             train_on_batch = past_preparation(self, PrivateTraining, "train_on_batch")
             return train_on_batch(x, y, sample_weight=sample_weight, **kwargs)

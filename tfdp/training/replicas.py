@@ -23,6 +23,11 @@ def several(strategy) -> bool:
     return strategy.num_replicas_in_sync > 1
 
 
+def writes(model) -> bool:
+    """Whether the process of a model writes files: it is the chief, or the only one."""
+    return model.distribute_strategy.extended.should_checkpoint
+
+
 def check_replicas(model) -> None:
     """Raises NotImplementedError for a model that several replicas cannot train."""
     for found, what, reason in (
@@ -115,28 +120,45 @@ def as_shares(strategy, batch, unit: int):
 # -- the way out -------------------------------------------------------------------------------------
 
 
-def first_place(sample_weight: tf.Tensor) -> int | tf.Tensor:
-    """The place of this replica's first row in the whole lot, which has equal shares."""
-    context = tf.distribute.get_replica_context()
-    if context.num_replicas_in_sync == 1:
+def first_place(sample_weight: tf.Tensor, sharded: bool) -> int | tf.Tensor:
+    """The place of this replica's first row in the whole lot.
+
+    Args:
+        sample_weight: that of this replica's rows.
+        sharded: whether machines draw from shards, so that shares have different numbers of rows.
+    """
+    if tf.distribute.get_replica_context().num_replicas_in_sync == 1:
         return 0
-    return tf.cast(context.replica_id_in_sync_group, tf.int32) * tf.shape(sample_weight)[0]
+    return _places(tf.shape(sample_weight)[0], sharded)[0]
 
 
-def whole_lot(share: BoundedSum) -> BoundedSum:
+def _places(rows, sharded) -> tuple:
+    """The number of entries before this replica's own, and of all replicas."""
+    context = tf.distribute.get_replica_context()
+    number, parts = context.replica_id_in_sync_group, context.num_replicas_in_sync
+    if not sharded:
+        return tf.cast(number, tf.int32) * rows, parts * rows
+    every = context.all_reduce("SUM", tf.one_hot(number, parts, dtype=tf.int32) * rows)
+    return tf.reduce_sum(every[:number]), tf.reduce_sum(every)
+
+
+def whole_lot(share: BoundedSum, sharded: bool) -> BoundedSum:
     """Returns the bounded sum of the lot from that of this replica's share.
 
     Norms, and what is counted of them, are those of all rows; losses and outputs stay the replica's.
+
+    Args:
+        share: the bounded sum of this replica's rows.
+        sharded: as in `first_place`.
     """
     context = tf.distribute.get_replica_context()
-    parts = context.num_replicas_in_sync
-    if parts == 1:
+    if context.num_replicas_in_sync == 1:
         return share
     figures = tf.stack([share.norms, tf.cast(share.present, tf.float32), share.clipped])
     rows = tf.shape(figures)[1]
-    before = tf.cast(context.replica_id_in_sync_group, tf.int32) * rows
+    before, total = _places(rows, sharded)
     # Each replica adds its figures at their places, where the others have zeros.
-    figures = tf.pad(figures, [[0, 0], [before, (parts - 1) * rows - before]])
+    figures = tf.pad(figures, [[0, 0], [before, total - rows - before]])
     non_finite = tf.cast(share.non_finite, tf.float32)
     *sums, non_finite, figures = context.all_reduce("SUM", [*share.sums, non_finite, figures])
     norms, present, clipped = tf.unstack(figures)

@@ -41,7 +41,8 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
     if several(strategy := tf.distribute.get_strategy()):
         check_replicas(model)
     x, y, sample_weight = _unpacked(data)
-    first = first_place(sample_weight)
+    sharded = session.lots is not None and session.lots.sharded
+    first = first_place(sample_weight, sharded)
     sample_weight = session.admitted(sample_weight, first)
     if session.fixes_rows:
         x, y, sample_weight = with_rows(x, y, sample_weight, session.lot_rows)
@@ -72,7 +73,7 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
         observe=functools.partial(update_metrics, *watched) if in_chunks else None,
     )
     session.check_sensitivity(lot.relative_sensitivity)
-    lot = whole_lot(lot)
+    lot = whole_lot(lot, sharded)
     penalty = forward.penalty()
     # Nothing changes before the sum is there: data that have ended, or a failure, leave all as it was.
     # Everything waits for the group: waiting for each sum made 80,000 edges in MobileNetV2's graph.

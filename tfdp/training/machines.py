@@ -1,0 +1,122 @@
+"""Several machines, each with a process that runs the same program: one secret, one plan, one writer.
+
+The chief makes the secret of a training and sends it once, before the first step. Every process draws
+the indices of all lots, and the noise, from it, so nothing else has to be sent than sums. The secret
+and the sums, which have no noise, cross the network as TensorFlow sends them: without encryption.
+
+Formal guarantee: no step begins unless all processes describe the same run on data of the same size,
+from the same weights and position, with the same versions and the same number of replicas.
+"""
+
+import dataclasses
+import hashlib
+import os
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdp._compat.replicas import several_machines
+from tfdp._compat.tensorflow import concrete_function
+from tfdp.training.describe import facts_of
+from tfdp.training.feed import Feed
+from tfdp.training.position import Position
+
+
+def with_key(model, feed: Feed) -> Feed:
+    """Returns the feed with the chief's secret, which it sends to all machines now."""
+    strategy = model.distribute_strategy
+    if not several_machines(strategy):
+        return feed
+    if feed.lots is None and feed.dataset is not None:
+        raise NotImplementedError(
+            "On several machines, each would draw batches of its own, and an example might be in a lot "
+            "twice. Pass arrays, a source, or tfdp.data.make_lots(...)."
+        )
+    words = np.frombuffer(os.urandom(16), "<u4").tolist()
+    return dataclasses.replace(feed, key=_from_all(strategy, words)[0].astype("<u4").tobytes())
+
+
+def check_agreement(model, feed: Feed, position: Position, batch=None) -> None:
+    """Raises ValueError on all machines if their trainings differ.
+
+    Args:
+        model: the private model, compiled and built.
+        feed: the data of a training that begins now.
+        position: the position of its first step.
+        batch: the arrays of `train_on_batch`.
+    """
+    strategy = model.distribute_strategy
+    if not several_machines(strategy):
+        return
+    facts, lots = _facts(model, feed, position, batch), feed.lots
+    here = 0 if lots is None else lots.available_examples
+    *digests, examples = _from_all(strategy, [*map(_digest, facts.values()), here]).T
+    if lots is not None and lots.sharded and sum(examples) != lots.num_examples:
+        raise ValueError(
+            f"shard_of={lots.num_examples}, and the shards of all machines have {sum(examples)} "
+            "examples. Pass that number."
+        )
+    different = [name for name, column in zip(facts, digests, strict=True) if np.ptp(column)]
+    if different:
+        raise ValueError(
+            f"The machines disagree on {' and '.join(different)}. Run the same program with the same "
+            "data, weights and versions on all of them; a backup folder has to be one that all can "
+            "read."
+        )
+
+
+def wait_for_all(strategy) -> None:
+    """Waits until all machines have come here."""
+    if several_machines(strategy):
+        _from_all(strategy, [0])
+
+
+def _facts(model, feed, position, batch) -> dict[str, str]:
+    """What has to be the same on all machines, by name."""
+    from tfdp import __version__
+
+    lots, strategy, account = feed.lots, model.distribute_strategy, model.privacy.account
+    of_metrics = {id(v) for v in model.metrics_variables}
+    variables = [*model.variables, *model.optimizer.variables]
+    session, local = account.session, len(strategy.extended.worker_devices)
+    size = None if lots is None else lots.spec
+    if lots is not None and not lots.sharded:
+        size = (size, len(lots.source), lots.available_examples)
+    return {
+        "the version": repr((__version__, tf.__version__, keras.__version__)),
+        "the number of devices": repr((strategy.num_replicas_in_sync, local)),
+        "the run": repr((facts_of(model, feed, model.optimizer, account.start), account.plan)),
+        "the data": repr((size, feed.steps, feed.physical_batch_size)),
+        "the position": repr((position, None if session is None else session.entry.taken)),
+        "the weights": _of_arrays(v for v in variables if id(v) not in of_metrics),
+        "the batch": _of_arrays(leaf for leaf in tf.nest.flatten(batch) if leaf is not None),
+    }
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
+
+
+def _of_arrays(arrays) -> str:
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(np.ascontiguousarray(keras.ops.convert_to_numpy(array)).tobytes())
+    return found.hexdigest()
+
+
+def _from_all(strategy, numbers: list[int]) -> np.ndarray:
+    """The integers of every machine, int64 [machines, numbers]."""
+    own = tf.constant(numbers, tf.int64)
+
+    def gathered():
+        context = tf.distribute.get_replica_context()
+        place, parts = context.replica_id_in_sync_group, context.num_replicas_in_sync
+        rows = tf.one_hot(place, parts, dtype=tf.int64)[:, None] * own
+        return context.all_reduce("SUM", rows)
+
+    def found():
+        return strategy.experimental_local_results(strategy.run(gathered))[0]
+
+    rows = concrete_function(tf.function(found, autograph=False))().numpy()
+    return rows[:: len(strategy.extended.worker_devices)]
