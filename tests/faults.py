@@ -222,6 +222,18 @@ def amplified_steps_are_analysed_with_more_noise(orders, part):
     return orders(dataclasses.replace(part, multiplier=1.1 * part.multiplier))
 
 
+@fault("accounting.numerics.pairs:orders", "accounting/numerics/test_pairs.py")
+def replaced_users_are_only_left_out(orders, part):
+    replaced = part.pair == "replace" and len(part.draws) > 1
+    return orders(dataclasses.replace(part, pair="add") if replaced else part)
+
+
+@fault("accounting.numerics.pairs:orders", "accounting/numerics/test_fixed_size.py")
+def records_of_a_user_displace_others_one_way_only(orders, part):
+    forward, backward = orders(part)
+    return ((forward[0], backward[0]) if part.pair == "slot" else forward), backward
+
+
 @fault("accounting.numerics.allocation:positive_losses", "accounting/numerics/test_allocation.py")
 def random_allocation_counts_more_lots_than_there_are(losses, probability, multiplier):
     return losses(1 / (1 + round(1 / probability)), multiplier)
