@@ -42,6 +42,7 @@ import numpy as np
 
 from tfdp.accounting.numerics.pairs import Component
 
+
 def ways(draws: np.ndarray, noise_multiplier: float, replaces: bool) -> list[tuple[Component, ...]]:
     """Public mixtures that each dominate one step of DP-SGD with lots of fixed size.
 
