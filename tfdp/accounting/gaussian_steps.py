@@ -13,7 +13,7 @@
   moves the clipped mean of its group from one point of the ball to another, so every adjacency is
   replace_one for groups. Records of a user that share a group only leave fewer terms to move.
 * A user with k examples elsewhere: the sample is taken as revealed, or all k as being in one lot.
-* Random allocation, with zero_out: each epoch is one round (see `allocation`).
+* Random allocation: each epoch is one round (see `allocation`, and `replaced_allocation`).
 * Epochs ("cyclic", "shuffle"): steps are not amplified. A record is in at most k = ceil(steps /
   steps_per_epoch) lots, so mu = factor * sqrt(k) / z; if the noise differs from step to step, mu^2
   is factor^2 times the largest sum of 1/z_t^2 that the scheme allows.
@@ -31,7 +31,7 @@ from tfdp.accounting import noise_tables
 from tfdp.accounting.analysis import Analysis
 from tfdp.accounting.mechanisms import NoisyMechanism
 from tfdp.accounting.noise_tables import Noise, levels
-from tfdp.accounting.numerics import allocation, fixed_size
+from tfdp.accounting.numerics import allocation, fixed_size, replaced_allocation
 from tfdp.accounting.numerics.binomials import binomial
 from tfdp.accounting.numerics.linear_response import largest_square
 from tfdp.accounting.numerics.pairs import Component
@@ -80,12 +80,8 @@ def analyse_sums(run: Run, noise: Noise, delta: float, adjacency: str) -> Analys
         alone = _revealed(run, noise, delta, adjacency)
         return _smallest([*_fixed_size_lots(run, noise, delta, adjacency), alone], delta)
     alone = _unamplified(run, noise, adjacency)
-    if (
-        isinstance(sampling, RandomAllocation)
-        and users == 1
-        and not run.contribution.replaces(adjacency)
-    ):
-        return _smallest([_allocated(run, noise), alone], delta)
+    if isinstance(sampling, RandomAllocation) and users == 1:
+        return _smallest([*_allocated(run, noise, adjacency), alone], delta)
     return alone
 
 
@@ -146,17 +142,22 @@ def amplified(run: Run, noise: Noise, adjacency: str) -> Analysis:
     return _analysis(run, adjacency, losses, True)
 
 
-def _allocated(run: Run, noise: Noise) -> Analysis:
-    """Privacy losses of random allocation: one round for each epoch."""
-    q = run.sampling.probability
-
-    def of_an_epoch(z: float) -> Component:
-        if z < allocation.LEAST_MULTIPLIER:
-            return Component(1.0, 1.0, z)  # as if it were known which lot contains the record
-        return Component(1.0, q, z, "allocation")
-
-    losses = [SubsampledLoss((of_an_epoch(z),), count) for z, count in _rounds(run, noise)]
-    return _analysis(run, "zero_out", losses, True)
+def _allocated(run: Run, noise: Noise, adjacency: str) -> list[Analysis]:
+    """Privacy losses of random allocation: one round for each epoch; nothing if they do not fit."""
+    q, rounds = run.sampling.probability, _rounds(run, noise)
+    if run.contribution.replaces(adjacency):
+        if not all(replaced_allocation.fits(q, z) for z, _ in rounds):
+            return []
+        parts = [(Component(1.0, q, z, "replaced_allocation"), count) for z, count in rounds]
+    else:
+        # With almost no noise, it counts as known which lot contains the record.
+        little = allocation.LEAST_MULTIPLIER
+        parts = [
+            (Component(1.0, 1.0, z) if z < little else Component(1.0, q, z, "allocation"), count)
+            for z, count in rounds
+        ]
+    losses = [SubsampledLoss((part,), count) for part, count in parts]
+    return [_analysis(run, adjacency, losses, True)]
 
 
 def _fixed_size_lots(run: Run, noise: Noise, delta: float, adjacency: str) -> list[Analysis]:

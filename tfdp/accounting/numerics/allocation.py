@@ -229,7 +229,7 @@ def _lattice(first: float, last: float, step: float, shift: float) -> _Law:
 def _split(points: np.ndarray, shift: float) -> np.ndarray:
     """Splits the mass of X between neighbouring points among these, with its mean unchanged."""
     ends = np.log(points) / shift + shift / 2
-    mass, mean = _between(ends), _between(ends - shift)
+    mass, mean = between(ends), between(ends - shift)
     upper = np.clip((mean - points[:-1] * mass) / np.diff(points), 0.0, mass)
     chances = np.zeros(len(points))
     chances[1:] = upper
@@ -237,7 +237,7 @@ def _split(points: np.ndarray, shift: float) -> np.ndarray:
     return chances
 
 
-def _between(ends: np.ndarray) -> np.ndarray:
+def between(ends: np.ndarray) -> np.ndarray:
     """Standard normal masses between neighbouring points, without cancellation in the tails."""
     below, above = np.diff(special.ndtr(ends)), -np.diff(special.ndtr(-ends))
     return np.where(ends[:-1] > 0, above, below)

@@ -9,7 +9,7 @@ D against D' is the mixture over j, with the weights p_j, of N(s A_j) against th
     "replace"     j, -j        j, -j
     "slot"        2j, 2 - j    j, 2 - 2j
     "triangle"    j, 1 - j     j, 1 - j
-    "allocation"  see `allocation`
+    "allocation", "replaced_allocation"    see the modules of these names
 
 for j >= 1, and A_0 = B_0 = 0. The comparison lemma proves them; `gaussian_steps` and `fixed_size` have
 the distances to which it is applied.
@@ -55,10 +55,10 @@ import numpy as np
 from scipy import optimize, special
 
 from tfdp._validate import fraction, one_of, positive
-from tfdp.accounting.numerics import allocation
+from tfdp.accounting.numerics import allocation, replaced_allocation
 from tfdp.accounting.numerics.loss_grid import Losses
 
-PAIRS = ("add", "replace", "slot", "triangle", "allocation")
+PAIRS = ("add", "replace", "slot", "triangle", "allocation", "replaced_allocation")
 
 # Mass that may remain beyond the last loss; it counts as a complete loss.
 _TAIL = 1e-20
@@ -76,7 +76,7 @@ class Component:
 
     Attributes:
       weight: Probability of this component in the mixture; which one applies is treated as public.
-      probability: Sampling probability in (0, 1]; for "allocation" 1 over the number of lots.
+      probability: Sampling probability in (0, 1]; for the last two pairs 1 over the number of lots.
       multiplier: Standard deviation of the noise over the sensitivity.
       pair: One of `PAIRS`.
       draws: Chances of 1, 2, ... draws, which add up to the sampling probability; empty if there is at
@@ -151,6 +151,8 @@ def reach(part: Component) -> float:
     """The largest finite loss of a pair."""
     if part.pair == "allocation":
         return allocation.reach(part.probability, part.multiplier)
+    if part.pair == "replaced_allocation":
+        return float(positive_losses(part, 1.0)[0].values.max(initial=0.0))
     largest = []
     for p, q in orders(part):
         x = np.array([_end(p, part.weight)])
@@ -170,8 +172,8 @@ def mean_square(part: Component) -> float:
 
     Under the distribution with it, outcomes that hardly ever occur would dominate the mean.
     """
-    if part.pair == "allocation":
-        return part.probability * math.expm1(min(part.multiplier**-2, 50.0))
+    if part.pair.endswith("allocation"):
+        return _variance_of_an_epoch(part)
     x = np.linspace(-8.0, 8.0, 161)
     density = np.exp(-(x**2) / 2)
     with_, _ = orders(dataclasses.replace(part, pair="add"))[0]
@@ -179,11 +181,18 @@ def mean_square(part: Component) -> float:
     return float(density @ losses**2 / density.sum())
 
 
+def _variance_of_an_epoch(part: Component) -> float:
+    square = min(part.multiplier**-2, 50.0)
+    if part.pair == "allocation":
+        return part.probability * math.expm1(square)
+    return 2 * part.probability * (math.expm1(square) - math.expm1(-square))
+
+
 def variance(part: Component, noise: float) -> float:
     """Approximate variance of one round's density ratio, with all noise multiplied by `noise`."""
     part = dataclasses.replace(part, multiplier=part.multiplier * noise)
-    if part.pair == "allocation":
-        return part.probability * math.expm1(min(part.multiplier**-2, 50.0))
+    if part.pair.endswith("allocation"):
+        return _variance_of_an_epoch(part)
     p, q = orders(part)[0]
     weights = np.concatenate([p.weights, -q.weights])
     centres = np.concatenate([p.centres, q.centres])
@@ -198,6 +207,9 @@ def positive_losses(part: Component, fineness: float) -> tuple[Losses, Losses]:
     """
     if part.pair == "allocation":
         return allocation.positive_losses(part.probability, part.multiplier)
+    if part.pair == "replaced_allocation":
+        losses = replaced_allocation.positive_losses(part.probability, part.multiplier)
+        return losses, losses
     forward, backward = orders(part)
     one = _losses(*forward, part.weight, fineness)
     return one, (one if backward is forward else _losses(*backward, part.weight, fineness))

@@ -42,7 +42,8 @@ class SubsampledLoss:
         """Whether some data set attains the bound, apart from the other order of the neighbours."""
         part = self.components[0]
         displaced = part.pair in ("slot", "triangle") and len(part.draws) > 1
-        return len(self.components) == 1 and not displaced
+        on_knots = part.pair == "replaced_allocation"
+        return len(self.components) == 1 and not displaced and not on_knots
 
 
 @functools.lru_cache(maxsize=32)
