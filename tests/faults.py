@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -222,9 +223,33 @@ def amplified_steps_are_analysed_with_more_noise(orders, part):
     return orders(dataclasses.replace(part, multiplier=1.1 * part.multiplier))
 
 
+@fault("accounting.numerics.pairs:orders", "accounting/numerics/test_pairs.py")
+def replaced_users_are_only_left_out(orders, part):
+    replaced = part.pair == "replace" and len(part.draws) > 1
+    return orders(dataclasses.replace(part, pair="add") if replaced else part)
+
+
+@fault("accounting.numerics.pairs:orders", "accounting/numerics/test_fixed_size.py")
+def records_of_a_user_displace_others_one_way_only(orders, part):
+    forward, backward = orders(part)
+    return ((forward[0], backward[0]) if part.pair == "slot" else forward), backward
+
+
 @fault("accounting.numerics.allocation:positive_losses", "accounting/numerics/test_allocation.py")
 def random_allocation_counts_more_lots_than_there_are(losses, probability, multiplier):
     return losses(1 / (1 + round(1 / probability)), multiplier)
+
+
+@fault("accounting.numerics.allocation:_added", "accounting/numerics/test_allocation.py")
+def sums_of_few_lots_are_rounded_to_the_larger_one(added, one, other, step):
+    return added(one, other, step)[round(math.log(2) / step) // 2 :]
+
+
+@fault(
+    "accounting.numerics.replaced_allocation:_divergence", "accounting/numerics/test_allocation.py"
+)
+def replaced_records_of_random_allocation_are_left_out(divergence, alpha, lots, shift):
+    return divergence(alpha, lots, shift / 2)
 
 
 @fault("data.assembly:Assembly.neighbours", "data/test_schemes.py")

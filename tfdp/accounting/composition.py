@@ -114,8 +114,11 @@ def _by_group_privacy(
         analyse(run, tails, kind, True) for run, (kind, _) in zip(runs, chains, strict=True)
     ]
     losses = _losses(analyses)
-    # With theorems of the same kinds, the one about all changes at once is at least as tight.
-    if any(a.reason for a in analyses) or [*map(type, losses)] == [*map(type, found.losses)]:
+    # With theorems of the same kinds, the one about all changes at once is at least as tight, unless
+    # records displace others.
+    tight = all(getattr(loss, "tight", True) for loss in found.losses)
+    alike = [*map(type, losses)] == [*map(type, found.losses)]
+    if any(a.reason for a in analyses) or (alike and tight):
         return found
     spent = group_privacy.epsilon_of(losses, found.delta, changes, below=found.epsilon)
     if spent is None:

@@ -1,27 +1,24 @@
 """Proven analysis of fresh Gaussian noise on the bounded sum of every step, for each sampling scheme.
 
-* Coin flips ("poisson"): steps are amplified. For zero_out and add_or_remove_one the pair
-  (1-q) N(0) + q N(1) against N(0) dominates; for replace_one the pair (1-q) N(0) + q N(1) against
-  (1-q) N(0) + q N(-1) dominates. With groups that take turns ("cyclic_poisson"), the same pairs
-  dominate each of ceil(steps / groups) turns, with probability groups * L/N.
+* Coin flips ("poisson", or "cyclic_poisson" from groups that take turns): steps are amplified. Of a
+  user's k records, each is in the lot by its own coin flip, so the number j of them is binomial, and
+  their terms add up to at most j, under D and under D'. Given the others, the sums i and j terms of two
+  such lots differ by at most i for zero_out and add_or_remove_one, and by i + j for replace_one, so the
+  comparison lemma (see `pairs`) gives the pairs "add" (Choquette-Choo et al. 2024, Corollary 4.7) and
+  "replace" (for vectors of one direction: Schuchardt et al. 2024). In groups that take turns, there
+  are ceil(steps / groups) turns, with probability groups * L/N. A user's records may be in several
+  groups: given what an earlier step of a turn released, the lemma puts the terms of a later one into
+  one direction, and the sum of all steps' distances is at most that of one step with all records.
 * Microbatches of several examples are fixed groups, and lots are drawn from whole groups. A record
   moves the clipped mean of its group from one point of the ball to another, so every adjacency is
-  replace_one for groups.
-* A user with k examples, in Poisson lots with zero_out: the number of them in a lot is binomial, and
-  the mixture of Gaussians with centres 0, 1, ... k against N(0) dominates (Choquette-Choo et al. 2024,
-  Corollary 4.7). Everywhere else the sample is taken as revealed, or all k as being in one lot.
-* Random allocation, with zero_out: each epoch is one round (see `allocation`).
+  replace_one for groups. Records of a user that share a group only leave fewer terms to move.
+* A user with k examples elsewhere: the sample is taken as revealed, or all k as being in one lot.
+* Random allocation: each epoch is one round (see `allocation`, and `replaced_allocation`).
 * Epochs ("cyclic", "shuffle"): steps are not amplified. A record is in at most k = ceil(steps /
   steps_per_epoch) lots, so mu = factor * sqrt(k) / z; if the noise differs from step to step, mu^2
   is factor^2 times the largest sum of 1/z_t^2 that the scheme allows.
 * "unknown": a record may be in every lot.
 * Lots of fixed size, drawn at random: see `fixed_size`.
-
-The three-point lemma of `fixed_size`, with R the noisy sum without the record and P and P' the sums
-with it, proves the pairs of a record that is in a lot with probability q: with |P - R|, |P' - R| <= 1
-and |P - P'| <= 2 it is the "replace" pair, and with P' = R the "add" pair. It covers alpha >= 1 only.
-Both pairs are dominating nevertheless, because a single lot is the worst one both for D against D' and
-for D' against D.
 """
 
 import dataclasses
@@ -34,7 +31,8 @@ from tfdp.accounting import noise_tables
 from tfdp.accounting.analysis import Analysis
 from tfdp.accounting.mechanisms import NoisyMechanism
 from tfdp.accounting.noise_tables import Noise, levels
-from tfdp.accounting.numerics import allocation, fixed_size
+from tfdp.accounting.numerics import allocation, fixed_size, replaced_allocation
+from tfdp.accounting.numerics.binomials import binomial
 from tfdp.accounting.numerics.linear_response import largest_square
 from tfdp.accounting.numerics.pairs import Component
 from tfdp.accounting.numerics.participation import draws, occurrence_law
@@ -47,6 +45,9 @@ from tfdp.accounting.numerics.privacy_loss import (
 from tfdp.accounting.numerics.subsampled import SubsampledLoss
 from tfdp.accounting.run import Run
 from tfdp.accounting.sampling import RandomAllocation
+
+# Chance of more draws of a user's records than are enumerated; they count as a complete loss.
+_TAIL = 1e-20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,28 +74,20 @@ def analyse_sums(run: Run, noise: Noise, delta: float, adjacency: str) -> Analys
     """The theorem of DP-SGD for a run with this noise in place of its mechanism's."""
     noise = noise_tables.of_steps(noise, run.steps)
     sampling, users = run.sampling, run.contribution.max_examples_per_user
-    drawn = draws(run, 0.0) is not None
-    replaces = run.contribution.replaces(adjacency)
-    if (
-        sampling.coin_flips
-        and sampling.probability < 1
-        and (users == 1 or (drawn and not replaces))
-    ):
+    if sampling.coin_flips and sampling.probability < 1:
         return amplified(run, noise, adjacency)
-    if drawn:
+    if draws(run, 0.0) is not None:
         alone = _revealed(run, noise, delta, adjacency)
-        if users > 1:
-            return alone
-        return _smaller(_fixed_size_lots(run, noise, delta, adjacency), alone, delta)
+        return _smallest([*_fixed_size_lots(run, noise, delta, adjacency), alone], delta)
     alone = _unamplified(run, noise, adjacency)
-    if isinstance(sampling, RandomAllocation) and users == 1 and not replaces:
-        return _smaller(_allocated(run, noise), alone, delta)
+    if isinstance(sampling, RandomAllocation) and users == 1:
+        return _smallest([*_allocated(run, noise, adjacency), alone], delta)
     return alone
 
 
-def _smaller(amplified: Analysis, alone: Analysis, delta: float) -> Analysis:
-    """The smaller of two bounds: with the sample secret, and with the sample revealed."""
-    return min(amplified, alone, key=lambda found: epsilon_of(found.losses, delta).epsilon)
+def _smallest(bounds: Iterable[Analysis], delta: float) -> Analysis:
+    """The smallest of several bounds, such as with the sample secret and with the sample revealed."""
+    return min(bounds, key=lambda found: epsilon_of(found.losses, delta).epsilon)
 
 
 def _analysis(run: Run, adjacency: str, losses: Iterable[Loss], secret: bool) -> Analysis:
@@ -140,43 +133,53 @@ def amplified(run: Run, noise: Noise, adjacency: str) -> Analysis:
     """Privacy losses of lots that are drawn by coin flips, amplified by the secrecy of the sample."""
     pair = "replace" if run.contribution.replaces(adjacency) else "add"
     q, users = run.sampling.probability, run.contribution.max_examples_per_user
+    chances, overflow = (np.array([1 - q, q]), 0.0) if users == 1 else binomial(users, q, _TAIL)
+    terms = tuple((chances[1:] / chances.sum()).tolist())
     losses = [
-        SubsampledLoss((Component(1.0, q, z, pair, users),), n) for z, n in _rounds(run, noise)
+        SubsampledLoss((Component(1.0, sum(terms), z, pair, terms),), n, overflow)
+        for z, n in _rounds(run, noise)
     ]
     return _analysis(run, adjacency, losses, True)
 
 
-def _allocated(run: Run, noise: Noise) -> Analysis:
-    """Privacy losses of random allocation: one round for each epoch."""
-    q = run.sampling.probability
+def _allocated(run: Run, noise: Noise, adjacency: str) -> list[Analysis]:
+    """Privacy losses of random allocation: one round for each epoch; nothing if they do not fit."""
+    q, rounds = run.sampling.probability, _rounds(run, noise)
+    if run.contribution.replaces(adjacency):
+        if not all(replaced_allocation.fits(q, z) for z, _ in rounds):
+            return []
+        parts = [(Component(1.0, q, z, "replaced_allocation"), count) for z, count in rounds]
+    else:
+        # With almost no noise, it counts as known which lot contains the record.
+        little = allocation.LEAST_MULTIPLIER
+        parts = [
+            (Component(1.0, 1.0, z) if z < little else Component(1.0, q, z, "allocation"), count)
+            for z, count in rounds
+        ]
+    losses = [SubsampledLoss((part,), count) for part, count in parts]
+    return [_analysis(run, adjacency, losses, True)]
 
-    def of_an_epoch(z: float) -> Component:
-        if z < allocation.LEAST_MULTIPLIER:
-            return Component(1.0, 1.0, z)  # as if it were known which lot contains the record
-        return Component(1.0, q, z, "allocation")
 
-    losses = [SubsampledLoss((of_an_epoch(z),), count) for z, count in _rounds(run, noise)]
-    return _analysis(run, "zero_out", losses, True)
-
-
-def _fixed_size_lots(run: Run, noise: Noise, delta: float, adjacency: str) -> Analysis:
+def _fixed_size_lots(run: Run, noise: Noise, delta: float, adjacency: str) -> list[Analysis]:
     """Privacy losses of lots of L examples drawn afresh in each step, with or without replacement.
 
-    The module `fixed_size` has the proof. The draws are of whole microbatches.
+    The module `fixed_size` has the proof. The draws are of whole microbatches. All results are bounds.
     """
-    contribution, losses = run.contribution, list[Loss]()
-    lots = run.sampling.of_groups(contribution.microbatch_size)
-    drawn = lots.draws(1, 1e-3 * delta / run.steps)
+    contribution = run.contribution
+    drawn = draws(run, 1e-3 * delta / run.steps)
     assert drawn is not None  # these schemes draw every lot independently
     chances, overflow = drawn
-    probability = float(chances[1:].sum()) + overflow
-    for z, count in levels(noise, run.steps):
-        z /= contribution.noise_divisor
-        if contribution.batch_statistics:
-            # One example may change the whole lot. All three sums have at most L terms of norm 1.
-            pair = Component(1.0, probability, z / (2.0 * lots.lot_size), "triangle")
-            losses.append(SubsampledLoss((pair,), count))
-        else:
-            rounds = fixed_size.rounds(chances, overflow, z, contribution.replaces(adjacency))
-            losses.append(SubsampledLoss(rounds, count, overflow))
-    return _analysis(run, adjacency, losses, True)
+
+    def ways(z: float) -> list[tuple[Component, ...]]:
+        if not contribution.batch_statistics:
+            return fixed_size.ways(chances, z, contribution.replaces(adjacency))
+        # One user may change the whole lot. All sums have at most L terms of norm 1.
+        lots = run.sampling.of_groups(contribution.microbatch_size)
+        pair = Component(1.0, 1.0 - float(chances[0]), z / (2.0 * lots.lot_size), "triangle")
+        return [(pair,)]
+
+    rounds = [(ways(z / contribution.noise_divisor), n) for z, n in levels(noise, run.steps)]
+    return [
+        _analysis(run, adjacency, [SubsampledLoss(r[way], n, overflow) for r, n in rounds], True)
+        for way in range(len(rounds[0][0]))
+    ]

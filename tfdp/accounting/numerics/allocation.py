@@ -9,8 +9,13 @@ max(1 - e^epsilon Y, 0) under N(0): convex functions of Y.
 
 So the law of any number that exceeds Y in the convex order gives an upper bound on both. Moving the
 mass of X between two points of a lattice to these two, with its mean unchanged, gives such a law for
-X, and sums of independent numbers keep the order. Sums on a lattice are convolutions. Truncated tails
-count as a complete loss, in both orders.
+X, and sums of independent numbers keep the order. Sums on an even lattice are convolutions. Truncated
+tails count as a complete loss, in both orders.
+
+In few lots, Y may be so small or so large that steps of an even lattice are a factor of several. There
+the lattice is even in log X, and the sum of two numbers on it is split between two of its points again.
+How far these lie above the larger number depends on the quotient of the two only. All terms are
+positive, so rounding is relative to each mass.
 """
 
 import dataclasses
@@ -33,6 +38,12 @@ _FINEST = 1 << 16
 # its number of points, and the step at which it begins. Those of an epoch are enumerated one by one.
 _RARE, _COARSE, _GAP = 1e-3, 1 << 16, 20
 
+# Largest number of lots, and largest noise multiplier, of a lattice that is even in log X. Its points
+# for each standard deviation of log X, for one lot; the sum of more lots deviates less.
+_FEW, _LITTLE, _POINTS = 32, 2.0, 50
+# Standard deviations of x beyond which a mass of 1e-19 is left out there.
+_FARTHER = 9.0
+
 # With less noise than this, computing takes long, and amplification changes little.
 LEAST_MULTIPLIER = 0.5
 
@@ -53,11 +64,57 @@ class _Law:
 def positive_losses(probability: float, multiplier: float) -> tuple[Losses, Losses]:
     """Positive losses of one epoch of 1 / `probability` lots in both orders."""
     lots = round(1 / probability)
+    if lots <= _FEW and multiplier <= _LITTLE:
+        return _of_few(lots, 1 / multiplier)
     included, left_in = _sums(lots, 1 / multiplier, True)
     excluded, left_out = _sums(lots, 1 / multiplier, False)
     forward = [(np.log(law.values / lots), law.chances) for law in included]
     backward = [(-np.log(law.values / lots), law.chances) for law in excluded]
     return _positive(forward, left_in), _positive(backward, left_out)
+
+
+def _of_few(lots: int, shift: float) -> tuple[Losses, Losses]:
+    """`positive_losses` on a lattice that is even in log X."""
+    step = shift / _POINTS / math.sqrt(lots)
+    first = math.floor(-shift * (_FARTHER + shift / 2) / step)
+    last = math.ceil(shift * (_FARTHER + shift / 2) / step)
+    one = _split(np.exp(step * np.arange(first, last + 1)), shift)
+    total, base, left = np.zeros(0), one, lots
+    while left:
+        if left % 2:
+            total = _added(total, base, step) if len(total) else base
+        left //= 2
+        if left:
+            base = _added(base, base, step)
+    losses = step * (first + np.arange(len(total))) - math.log(lots)
+    missing = 2 * lots * float(special.ndtr(-_FARTHER))
+    above, below = losses > 0, losses < 0
+    included = Losses(losses[above], (total * np.exp(losses))[above], missing)
+    return included, Losses(-losses[below][::-1], total[below][::-1], missing)
+
+
+def _added(one: np.ndarray, other: np.ndarray, step: float) -> np.ndarray:
+    """Chances of the sum of two independent numbers, all on points e^(step * i) from the same first i.
+
+    The sum of e^(step * i) and e^(step * (i - d)) lies between two points, whose distance from i
+    depends on d.
+    """
+    size = max(len(one), len(other))
+    one, other = (np.pad(law, (0, size - len(law))) for law in (one, other))
+    d = np.arange(size)
+    rise = np.log1p(np.exp(-step * d)) / step
+    lower = np.floor(rise).astype(int)
+    upper = np.expm1(step * (rise - lower)) / math.expm1(step)
+    total = np.zeros(size + lower[0] + 2)
+    for larger, smaller, nearest in ((one, other, 0), (other, one, 1)):
+        for level in range(lower[0] + 1):
+            ds = d[nearest:][lower[nearest:] == level]
+            if not len(ds):
+                continue
+            for place, share in ((level, 1 - upper[ds]), (level + 1, upper[ds])):
+                beside = np.convolve(smaller[: size - ds[0]], share)[: size - ds[0]]
+                total[place + ds[0] : place + size] += larger[ds[0] :] * beside
+    return total
 
 
 def _positive(atoms, infinite: float) -> Losses:
@@ -164,18 +221,23 @@ def _parts(lots: int, shift: float) -> tuple[_Law, _Law]:
 
 
 def _lattice(first: float, last: float, step: float, shift: float) -> _Law:
-    """Splits the mass of X between first and last among the points, with its mean unchanged."""
+    """The law of X between first and last on an even lattice."""
     points = first + step * np.arange(round(math.ceil((last - first) / step - 1e-9)) + 1)
+    return _Law(first, step, _split(points, shift))
+
+
+def _split(points: np.ndarray, shift: float) -> np.ndarray:
+    """Splits the mass of X between neighbouring points among these, with its mean unchanged."""
     ends = np.log(points) / shift + shift / 2
-    mass, mean = _between(ends), _between(ends - shift)
-    upper = np.clip((mean - points[:-1] * mass) / step, 0.0, mass)
+    mass, mean = between(ends), between(ends - shift)
+    upper = np.clip((mean - points[:-1] * mass) / np.diff(points), 0.0, mass)
     chances = np.zeros(len(points))
     chances[1:] = upper
     chances[:-1] += mass - upper
-    return _Law(first, step, chances)
+    return chances
 
 
-def _between(ends: np.ndarray) -> np.ndarray:
+def between(ends: np.ndarray) -> np.ndarray:
     """Standard normal masses between neighbouring points, without cancellation in the tails."""
     below, above = np.diff(special.ndtr(ends)), -np.diff(special.ndtr(-ends))
     return np.where(ends[:-1] > 0, above, below)

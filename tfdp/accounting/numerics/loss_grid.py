@@ -274,7 +274,7 @@ def sum_of(rounds: Sequence[tuple[Grid, int]], ends: tuple[int, int] | None = No
     length = fft.next_fast_len(
         max(last - first + 1, *(len(grid.chances) for grid, _ in rounds)), real=True
     )
-    chances, rounding = _sum_on_circle(rounds, length)
+    chances, rounding = sum_on_circle(rounds, length)
     # Entry i holds the loss whose number from the lowest one is i modulo `length`. Entries below 0 are
     # rounding.
     lowest = sum(grid.lowest * count for grid, count in rounds)
@@ -283,7 +283,7 @@ def sum_of(rounds: Sequence[tuple[Grid, int]], ends: tuple[int, int] | None = No
     return Grid(interval, first, chances, _TRUNCATED - math.expm1(finite) + rounding)
 
 
-def _sum_on_circle(rounds: Sequence[tuple[Grid, int]], length: int) -> tuple[np.ndarray, float]:
+def sum_on_circle(rounds: Sequence[tuple[Grid, int]], length: int) -> tuple[np.ndarray, float]:
     """Chances of the sum minus its least value, modulo `length`, and a bound on their rounding.
 
     The bound is for the sum of all errors, which is at most the Euclidean norm of the errors of their

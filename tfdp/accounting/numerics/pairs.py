@@ -1,18 +1,47 @@
 """Dominating pairs of one round: the two distributions that are hardest to tell apart.
 
-All pairs are mixtures P and Q of Gaussians of standard deviation 1 on a line, and P / Q increases
-from the point where it is 1. With q the sampling probability, s the sensitivity over the noise and
-N(c) a Gaussian of mean c, D against D' is
+All pairs are mixtures of Gaussians of standard deviation 1 on a line. With s the sensitivity over the
+noise, N(c) a Gaussian of mean c, and p_j the chance that j of a record's or user's terms are drawn,
+D against D' is the mixture over j, with the weights p_j, of N(s A_j) against that of N(s B_j):
 
-    "add"         (1-q) N(0) + q N(s)    against  N(0)
-    "replace"     (1-q) N(0) + q N(s)    against  (1-q) N(0) + q N(-s)
-    "slot"        (1-q) N(0) + q N(2 s)  against  (1-q) N(0) + q N(s)
-    "triangle"    (1-q) N(0) + q N(s)    against  N(0)
-    "allocation"  see `allocation`
+                  A_j, B_j     the same of D' against D
+    "add"         j, 0         0, -j
+    "replace"     j, -j        j, -j
+    "slot"        2j, 2 - j    j, 2 - 2j
+    "triangle"    j, 1 - j     j, 1 - j
+    "allocation", "replaced_allocation"    see the modules of these names
 
-and D' against D is the mirrored pair for "add", the same for "replace" and "triangle", and the pair
-of "triangle" for "slot"; `fixed_size` has the proofs. If a user has k examples, each drawn
-independently, "add" has a binomial number j of them instead of 1, and centres j s.
+for j >= 1, and A_0 = B_0 = 0. The comparison lemma proves them; `gaussian_steps` and `fixed_size` have
+the distances to which it is applied.
+
+Comparison lemma. Let P be the mixture of Gaussians N(a_i, I) with weights p_i, and Q that of N(b_j, I)
+with weights r_j, in any dimension, and let other centres A_i and B_j satisfy
+
+    |E_s a - E_t b| <= |E_s A - E_t B|    for all distributions s of i and t of j.
+
+Then H_alpha(P || Q) is at most that of the mixtures with the centres A_i and B_j. If all of these lie
+on a line, it is enough that |a_i - b_j| <= A_i - B_j for all i and j, since |E_s a - E_t b| is at most
+the mean of |a_i - b_j|. Distances within P and within Q do not matter.
+
+Proof (interpolation; Kahane 1986, "Une inegalite du type de Slepian et Gordon"). Let c_i be all
+centres, w_i their weights, p_i or -alpha r_j, and K_0 and K_1 the matrices of inner products of the
+centres c_i and of the others. With K = (1 - u) K_0 + u K_1, G Gaussian of covariance K, and
+v_i = w_i exp(G_i - K_ii / 2), the divergences are E f(sum of all v_i) at u = 0 and at u = 1, for
+f(x) = max(x, 0). Integration by parts gives, for every convex f,
+
+    d/du E f(sum v) = 1/2 E f''(sum v) (v' K_1 v - v' K_0 v),    v' K v = |sum of v_i c_i|^2.
+
+Here f'' is the unit mass at 0, as a limit of smooth ones. Where sum v = 0, the positive v_i are m s
+and the negative ones -m t for some m, s and t, so the bracket is m^2 (|E_s A - E_t B|^2 - |E_s a -
+E_t b|^2) >= 0.
+
+If P and Q have a term at the same point, one term of weight p_0 - alpha r_0 stands for both. With
+p_0 = r_0 and alpha >= 1 it belongs to Q: for "slot" and "triangle" the distances from it to the other
+terms of Q do not matter. Each order of neighbours is bounded for alpha >= 1 only, and the other order
+covers alpha < 1 (see `fixed_size`).
+
+Where P / Q >= 1, it increases with x: on the line, the derivative of P - alpha Q over the density of
+N(0) is sum v_i c_i = m (E_s A - E_t B) >= 0 wherever it is 0, so it changes its sign once.
 
 A pair is described by its positive losses in both orders, since a negative loss of one order is a
 positive one of the other.
@@ -26,14 +55,12 @@ import numpy as np
 from scipy import optimize, special
 
 from tfdp._validate import fraction, one_of, positive
-from tfdp.accounting.numerics import allocation
-from tfdp.accounting.numerics.binomials import binomial
+from tfdp.accounting.numerics import allocation, replaced_allocation
 from tfdp.accounting.numerics.loss_grid import Losses
 
-PAIRS = ("add", "replace", "slot", "triangle", "allocation")
+PAIRS = ("add", "replace", "slot", "triangle", "allocation", "replaced_allocation")
 
-# Mass that may remain beyond the last loss, and chance of more draws than are enumerated; both count
-# as a complete loss.
+# Mass that may remain beyond the last loss; it counts as a complete loss.
 _TAIL = 1e-20
 # Largest width of a cell, and about the largest number of cells.
 _WIDTH, _CELLS = 0.01, 1_000_000
@@ -49,17 +76,18 @@ class Component:
 
     Attributes:
       weight: Probability of this component in the mixture; which one applies is treated as public.
-      probability: Sampling probability q in (0, 1]; for "allocation" 1 over the number of lots.
+      probability: Sampling probability in (0, 1]; for the last two pairs 1 over the number of lots.
       multiplier: Standard deviation of the noise over the sensitivity.
       pair: One of `PAIRS`.
-      examples: Number of examples of one user, added or removed together; 1 except for "add".
+      draws: Chances of 1, 2, ... draws, which add up to the sampling probability; empty if there is at
+        most one draw.
     """
 
     weight: float
     probability: float
     multiplier: float
     pair: str = "add"
-    examples: int = 1
+    draws: tuple[float, ...] = ()
 
     def __post_init__(self):
         one_of("pair", self.pair, PAIRS)
@@ -101,26 +129,21 @@ class Gaussians:
         return min(self.centres.min(initial=0.0), 0.0), max(self.centres.max(initial=0.0), 0.0)
 
 
-_NOTHING = Gaussians(np.zeros(0), np.zeros(0))
-
-
 def orders(part: Component) -> tuple[tuple[Gaussians, Gaussians], tuple[Gaussians, Gaussians]]:
     """(P, Q) for D against D', and for D' against D; the same object twice if they are equal."""
     shift = 1.0 / part.multiplier
-    if part.examples == 1:
-        weights, numbers = np.array([part.probability]), np.array([1.0])
-    else:
-        # More draws than these have a chance of at most `_TAIL`, and count as a complete loss.
-        weights, _ = binomial(part.examples, part.probability, _TAIL)
-        weights, numbers = weights[1:], np.arange(1.0, len(weights))
-    with_ = Gaussians(weights, shift * numbers)
-    mirrored = Gaussians(weights, -shift * numbers)
-    added = (with_, _NOTHING)
+    weights = np.array(part.draws or (part.probability,))
+    j = np.arange(1.0, len(weights) + 1)
+
+    def pair(*centres: np.ndarray) -> tuple[Gaussians, Gaussians]:
+        p, q = (Gaussians(weights[c != 0], shift * c[c != 0]) for c in centres)
+        return p, q
+
     if part.pair == "add":
-        return added, (_NOTHING, mirrored)
+        return pair(j, 0 * j), pair(0 * j, -j)
     if part.pair == "slot":
-        return (Gaussians(weights, 2 * shift * numbers), with_), added
-    both = added if part.pair == "triangle" else (with_, mirrored)
+        return pair(2 * j, 2 - j), pair(j, 2 - 2 * j)
+    both = pair(j, -j if part.pair == "replace" else 1 - j)
     return both, both
 
 
@@ -128,6 +151,8 @@ def reach(part: Component) -> float:
     """The largest finite loss of a pair."""
     if part.pair == "allocation":
         return allocation.reach(part.probability, part.multiplier)
+    if part.pair == "replaced_allocation":
+        return float(positive_losses(part, 1.0)[0].values.max(initial=0.0))
     largest = []
     for p, q in orders(part):
         x = np.array([_end(p, part.weight)])
@@ -136,7 +161,10 @@ def reach(part: Component) -> float:
 
 
 def _end(p: Gaussians, weight: float) -> float:
-    return p.ends[1] - float(special.ndtri(min(_TAIL / weight, 0.5)))
+    """A point beyond which each Gaussian of P has a mass of at most 2 `_TAIL` over the weight."""
+    likely = weight * p.weights / p.weights.max(initial=0.0)
+    far = p.centres - special.ndtri(_TAIL / np.maximum(likely, 2 * _TAIL))
+    return max(far.max(initial=0.0), -float(special.ndtri(min(_TAIL / weight, 0.5))))
 
 
 def mean_square(part: Component) -> float:
@@ -144,8 +172,8 @@ def mean_square(part: Component) -> float:
 
     Under the distribution with it, outcomes that hardly ever occur would dominate the mean.
     """
-    if part.pair == "allocation":
-        return part.probability * math.expm1(min(part.multiplier**-2, 50.0))
+    if part.pair.endswith("allocation"):
+        return _variance_of_an_epoch(part)
     x = np.linspace(-8.0, 8.0, 161)
     density = np.exp(-(x**2) / 2)
     with_, _ = orders(dataclasses.replace(part, pair="add"))[0]
@@ -153,11 +181,18 @@ def mean_square(part: Component) -> float:
     return float(density @ losses**2 / density.sum())
 
 
+def _variance_of_an_epoch(part: Component) -> float:
+    square = min(part.multiplier**-2, 50.0)
+    if part.pair == "allocation":
+        return part.probability * math.expm1(square)
+    return 2 * part.probability * (math.expm1(square) - math.expm1(-square))
+
+
 def variance(part: Component, noise: float) -> float:
     """Approximate variance of one round's density ratio, with all noise multiplied by `noise`."""
     part = dataclasses.replace(part, multiplier=part.multiplier * noise)
-    if part.pair == "allocation":
-        return part.probability * math.expm1(min(part.multiplier**-2, 50.0))
+    if part.pair.endswith("allocation"):
+        return _variance_of_an_epoch(part)
     p, q = orders(part)[0]
     weights = np.concatenate([p.weights, -q.weights])
     centres = np.concatenate([p.centres, q.centres])
@@ -172,6 +207,9 @@ def positive_losses(part: Component, fineness: float) -> tuple[Losses, Losses]:
     """
     if part.pair == "allocation":
         return allocation.positive_losses(part.probability, part.multiplier)
+    if part.pair == "replaced_allocation":
+        losses = replaced_allocation.positive_losses(part.probability, part.multiplier)
+        return losses, losses
     forward, backward = orders(part)
     one = _losses(*forward, part.weight, fineness)
     return one, (one if backward is forward else _losses(*backward, part.weight, fineness))
@@ -209,4 +247,4 @@ def _losses(p: Gaussians, q: Gaussians, weight: float, fineness: float) -> Losse
     chances = np.zeros(len(x))
     chances[1:] = upper
     chances[:-1] += mass - upper
-    return Losses(losses, chances, min(2 * _TAIL / weight, 0.5))
+    return Losses(losses, chances, min(2 * (len(p.weights) + 1) * _TAIL / weight, 0.5))

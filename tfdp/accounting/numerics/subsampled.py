@@ -37,6 +37,14 @@ class SubsampledLoss:
     steps: int
     overflow: float = 0.0
 
+    @property
+    def tight(self) -> bool:
+        """Whether some data set attains the bound, apart from the other order of the neighbours."""
+        part = self.components[0]
+        displaced = part.pair in ("slot", "triangle") and len(part.draws) > 1
+        on_knots = part.pair == "replaced_allocation"
+        return len(self.components) == 1 and not displaced and not on_knots
+
 
 @functools.lru_cache(maxsize=32)
 def one_round(components: tuple[Component, ...], interval: float) -> loss_grid.LossDistribution:
