@@ -10,6 +10,7 @@ traced. Steps are counted by the entry (`entry.Entry`), on the host, before they
 import contextlib
 import math
 import os
+import threading
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -64,7 +65,7 @@ class Session:
             name="steps_begun",
             aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
         )
-        self._place: tf.Tensor | None = None
+        self._fixed = threading.local()  # replicas are traced in threads, which take turns
         self.key = os.urandom(16) if key is None else key
         masks = derived(self.key, "masks")
         self._secret = int.from_bytes(masks[:4]), int.from_bytes(masks[4:8])
@@ -89,16 +90,17 @@ class Session:
     @property
     def place(self) -> tf.Tensor:
         """Number of the present step in the run, from 0: an int64 scalar tensor."""
-        return self._begun - 1 if self._place is None else self._place
+        fixed = getattr(self._fixed, "place", None)
+        return self._begun - 1 if fixed is None else fixed
 
     @contextlib.contextmanager
     def step(self):
         """Context that fixes `place`, and so the noise, before the step begins."""
-        self._place = self._begun.read_value()
+        self._fixed.place = self._begun.read_value()
         try:
             yield
         finally:
-            self._place = None
+            self._fixed.place = None
 
     def value(self, name: str) -> float | tf.Tensor:
         """The value of a field of the run's mechanism at the present step.
