@@ -36,8 +36,8 @@ class Session:
         first_iteration: the optimizer's iteration at the run's first step.
         physical_batch_size: number of rows in one chunk; None processes a lot as a whole.
         lots: the `tfdp.data.Lots` that the steps draw from; None for other batches.
-        key: the secret of the session, 16 bytes: from the operating system, or the one that several
-            machines share.
+        key: the secret that several machines share, 16 bytes; None on one machine, where noise and
+            masks have secrets of the operating system.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class Session:
             aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
         )
         self._fixed = threading.local()  # replicas are traced in threads, which take turns
-        self.key = os.urandom(16) if key is None else key
-        masks = derived(self.key, "masks")
+        self.key = key
+        masks = os.urandom(8) if key is None else derived(key, "masks")
         self._secret = int.from_bytes(masks[:4]), int.from_bytes(masks[4:8])
 
     # -- values that a step takes from the run ---------------------------------------------------
