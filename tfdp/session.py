@@ -10,6 +10,7 @@ traced. Steps are counted by the entry (`entry.Entry`), on the host, before they
 import contextlib
 import math
 import os
+import threading
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -35,8 +36,8 @@ class Session:
         first_iteration: the optimizer's iteration at the run's first step.
         physical_batch_size: number of rows in one chunk; None processes a lot as a whole.
         lots: the `tfdp.data.Lots` that the steps draw from; None for other batches.
-        key: the secret of the session, 16 bytes: from the operating system, or the one that several
-            machines share.
+        key: the secret that several machines share, 16 bytes; None on one machine, where noise and
+            masks have secrets of the operating system.
     """
 
     def __init__(
@@ -64,9 +65,9 @@ class Session:
             name="steps_begun",
             aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
         )
-        self._place: tf.Tensor | None = None
-        self.key = os.urandom(16) if key is None else key
-        masks = derived(self.key, "masks")
+        self._fixed = threading.local()  # replicas are traced in threads, which take turns
+        self.key = key
+        masks = os.urandom(8) if key is None else derived(key, "masks")
         self._secret = int.from_bytes(masks[:4]), int.from_bytes(masks[4:8])
 
     # -- values that a step takes from the run ---------------------------------------------------
@@ -89,16 +90,17 @@ class Session:
     @property
     def place(self) -> tf.Tensor:
         """Number of the present step in the run, from 0: an int64 scalar tensor."""
-        return self._begun - 1 if self._place is None else self._place
+        fixed = getattr(self._fixed, "place", None)
+        return self._begun - 1 if fixed is None else fixed
 
     @contextlib.contextmanager
     def step(self):
         """Context that fixes `place`, and so the noise, before the step begins."""
-        self._place = self._begun.read_value()
+        self._fixed.place = self._begun.read_value()
         try:
             yield
         finally:
-            self._place = None
+            self._fixed.place = None
 
     def value(self, name: str) -> float | tf.Tensor:
         """The value of a field of the run's mechanism at the present step.

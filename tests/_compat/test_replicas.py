@@ -14,7 +14,7 @@ class Strange:
 
     num_replicas_in_sync = 2
 
-    class extended:  # noqa: N801
+    class extended:
         worker_devices = ("CPU:0",)
 
     def reduce(self, how, value, axis):

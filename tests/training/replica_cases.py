@@ -20,6 +20,7 @@ import tensorflow as tf
 
 import tfdp
 from tests.rounding import assert_close, terms_of
+from tfdp.training.replicas import copies_of
 
 ROWS, DEVICES = 50, 4
 _DRAW = np.random.default_rng(0)
@@ -310,6 +311,35 @@ def of_shard(model, total=ROWS):
     return model.fit(lots, verbose=0).history
 
 
+def deviation(devices):
+    """Secret noise has the nominal deviation, and all copies have the same."""
+    with strategy(devices).scope():
+        model = keras.Sequential([keras.Input((100,)), keras.layers.Dense(100, use_bias=False)])
+        made = tfdp.make_private(model)
+        made.compile(sgd(noise_multiplier=2.0, learning_rate=1.0, seed=None), "mse")
+    before = made.get_weights()[0]
+    zeros = np.zeros((64, 100), "float32")  # whose gradients are zero
+    made.fit(zeros, zeros, batch_size=16, verbose=0)
+    found = np.std(made.get_weights()[0] - before) / np.sqrt(made.privacy.steps_taken)
+    assert 0.95 < found / (2.0 / 16) < 1.05, found  # of 10,000 draws: seven deviations
+    assert copies_of(made)()
+
+
+def outside(devices):
+    """An optimizer of one device is refused: all replicas would count in its variables."""
+    optimizer = sgd()
+    with strategy(devices).scope():
+        model = tfdp.make_private(net())
+        model.compile(optimizer, LOSS)
+    try:
+        on_arrays(model)
+    except ValueError as error:
+        assert "outside of the strategy's scope" in str(error), error
+    else:
+        raise AssertionError("An optimizer of one device trained.")
+
+
+CHECKS = {"deviation": deviation, "outside": outside}
 REFUSALS = {
     "other_data": refuses(ValueError, "disagree on the run and the data", other_data),
     "other_weights": refuses(ValueError, "disagree on the weights", other_weights),
@@ -328,12 +358,13 @@ def main(devices, *names):
         from tests.faults import FAULTS
 
         FAULTS[planted].plant(setattr)
+    checks = CHECKS | REFUSALS
     for name in names:
         case = CASES.get(name.removeprefix("resumed_"), {})
         made = resumed(case) if name.startswith("resumed_") else functools.partial(trained, **case)
         difference = None
         try:
-            REFUSALS[name](int(devices)) if name in REFUSALS else compare(made, int(devices))
+            checks[name](int(devices)) if name in checks else compare(made, int(devices))
         except Exception:
             difference = traceback.format_exc()[-3000:]
         print(json.dumps({name: difference}), flush=True)

@@ -2,10 +2,11 @@
 
 Formal guarantees:
 
-* The key of a draw is (source key, draw number). The source key is 128 bits from the operating system,
-  not from `keras.utils.set_random_seed`. Every session creates its own source, and numbers its draws
-  by its steps, which are never rewound. Only the secret state of a backup contains a key (for
-  correlated noise), and a resumed run draws from another one, unless a user chose a seed.
+* The key of a draw is (source key, draw number). The source key is 128 bits from the operating system
+  (with several machines, of the chief), not from `keras.utils.set_random_seed`. Every session creates
+  its own source, and numbers its draws by its steps, which are never rewound. Only the secret state of
+  a backup contains a key (for correlated noise), and a resumed run draws from another one, unless a
+  user chose a seed.
 * A draw depends only on its key, so all replicas get the same noise.
 * Distinct draw numbers use distinct blocks of the Philox4x32-10 counter, and so do the pieces of one
   draw.

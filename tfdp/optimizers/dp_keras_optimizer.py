@@ -276,8 +276,8 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         # Only a seeded source uses the salt: each session of this optimizer draws different numbers.
         self._sessions += 1
         self._noise = NoiseSource(self._seed, (self._sessions, session.first_iteration))
-        if not self.seeded:
-            key = derived(session.key, "noise")
+        if session.key is not None and not self.seeded:
+            key = derived(session.key, "noise")  # equal on all machines
             self._noise = NoiseSource.with_key(np.frombuffer(key, np.int64))
 
     def continues(self, session: Session) -> bool:

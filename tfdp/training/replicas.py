@@ -29,7 +29,7 @@ def writes(model) -> bool:
 
 
 def check_replicas(model) -> None:
-    """Raises NotImplementedError for a model that several replicas cannot train."""
+    """Raises NotImplementedError or ValueError for a model that several replicas cannot train."""
     for found, what, reason in (
         (uses_batch_statistics(model), "statistics='batch'", "a replica sees a part of the lot"),
         (model.jit_compile, "jit_compile=True", "XLA cannot add sums across replicas on a CPU"),
@@ -39,6 +39,11 @@ def check_replicas(model) -> None:
                 f"{what} cannot be combined with several replicas: {reason}. Use a strategy with one "
                 "replica, or another setting."
             )
+    if not isinstance(model.optimizer.iterations.value, tf.distribute.DistributedValues):
+        raise ValueError(
+            "The optimizer was made outside of the strategy's scope, so that all replicas would count "
+            "in one variable. Make it inside: with strategy.scope(): optimizer = ..."
+        )
 
 
 # -- the way in --------------------------------------------------------------------------------------
