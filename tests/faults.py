@@ -371,6 +371,11 @@ def the_proof_is_given_twice_the_delta(epsilon, losses, delta):
     return epsilon(losses, 2 * delta)
 
 
+@fault("accounting.numerics.attacks:trade_off", "accounting/numerics/test_attacks.py")
+def the_whole_trade_off_leaves_out_half_of_delta(trade_off, curve, epsilon):
+    return trade_off(lambda at: curve(at) / 2, epsilon)
+
+
 @fault("accounting.numerics.group_privacy:log_sum", "accounting/numerics/test_group_privacy.py")
 def group_privacy_keeps_the_delta_of_one_change(total, epsilon, changes):
     return 0.0

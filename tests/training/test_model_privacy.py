@@ -7,6 +7,7 @@ from helpers import data
 
 import tfdp
 from tests.accounting.varying import vary
+from tests.rounding import OF_EPSILON
 from tests.training.small import small, train
 from tfdp.accounting import proven
 from tfdp.accounting.guarantee import format_epsilon
@@ -58,6 +59,15 @@ def test_a_guarantee_may_be_for_users(trained):
     assert spent == proven(run, DELTA, "replace_one")
     text = trained.privacy.statement(DELTA, "replace_one", max_examples_per_user=3, full=True)
     assert format_epsilon(spent.epsilon) in text and "more than 3 examples" in text
+
+
+def test_the_whole_trade_off_of_tests(trained):
+    fprs, fnrs = trained.privacy.curve(DELTA)
+    assert (fprs[0], fprs[-1], fnrs[-1]) == (0, 1, 0)
+    spent = trained.privacy.spent(DELTA)
+    assert max(1 - fprs - fnrs) == pytest.approx(spent.advantage, rel=OF_EPSILON)
+    users = trained.privacy.curve(DELTA, max_examples_per_user=3)
+    assert max(1 - users[0] - users[1]) > spent.advantage
 
 
 def test_delta_is_that_of_the_budget_unless_given(trained):

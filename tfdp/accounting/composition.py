@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from tfdp.accounting import claims
 from tfdp.accounting.analysis import Analysis
 from tfdp.accounting.assumptions import OF_SEVERAL_RUNS
@@ -63,6 +65,31 @@ def claimed(run: Run, delta: float, adjacency: str = "zero_out") -> Guarantee:
       1.594
     """
     return claimed_composition([run], delta, adjacency)
+
+
+def curve(
+    runs: Run | Sequence[Run], delta: float = 1e-6, adjacency: str = "zero_out"
+) -> tuple[np.ndarray, np.ndarray]:
+    """The proven trade-off of membership tests on one run, or on several runs together.
+
+    Args:
+      runs: Descriptions of what was executed.
+      delta: Probability in (0, 1), at which the losses are computed accurately; no part of the result.
+      adjacency: "zero_out", "replace_one" or "add_or_remove_one".
+
+    Returns:
+      Rising false positive rates, and the least false negative rate of a test at each of them.
+
+    Example:
+      >>> import numpy as np
+      >>> from tfdp.accounting import curve, describe
+      >>> run = describe("dpsgd", "poisson", num_examples=60000, lot_size=256,
+      ...                steps=3516, noise_multiplier=1.1)
+      >>> print(f"{np.interp(0.01, *curve(run)):.3f}")
+      0.979
+    """
+    one = isinstance(runs, Run)
+    return proven_composition([runs] if one else runs, delta, adjacency).curve()
 
 
 def guarantee_of_all(

@@ -164,7 +164,24 @@ class Guarantee:
 
     def largest_tprs(self, fprs: np.ndarray) -> np.ndarray:
         """Upper bounds, slightly above `tpr`, for many false positive rates at once; for plots."""
-        return attacks.largest_tprs(self._curve, fprs)
+        return attacks.largest_tprs(self._curve, self.epsilon, fprs)
+
+    def curve(self) -> tuple[np.ndarray, np.ndarray]:
+        """The whole trade-off of a membership test, composed as exactly as epsilon is.
+
+        Returns:
+          Rising false positive rates, and the least false negative rate of a test at each of them. In
+          between, straight lines are a guarantee as well.
+
+        Example:
+          >>> from tfdp.accounting import describe, proven
+          >>> run = describe("dpsgd", "cyclic", num_examples=1000, lot_size=100, steps=20,
+          ...                noise_multiplier=4.0)
+          >>> false_positives, false_negatives = proven(run, delta=1e-4).curve()
+          >>> print(f"{np.interp(0.01, false_positives, false_negatives):.3f}")
+          0.976
+        """
+        return attacks.trade_off(self._curve, self.epsilon)
 
     @property
     def advantage(self) -> float:

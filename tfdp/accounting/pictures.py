@@ -90,21 +90,21 @@ def _first_steps(runs: Sequence[Run], steps: int) -> list[Run]:
 
 
 def _attacks(axis, guarantees: Sequence[Guarantee]) -> None:
-    """Plots the largest true positive rate of a membership test over its false positive rate."""
-    rates = np.geomspace(1e-4, 1.0, 60)
+    """Plots the least false negative rate of a membership test over its false positive rate."""
+    rates = np.geomspace(1e-4, 1.0, 200)
     axis.set_title("What an attacker can find at best", loc="left", fontsize=10, fontweight="bold")
     axis.set(
-        xscale="log", yscale="log", xlim=(1e-4, 1.0), ylim=(1e-4, 1.2),
-        xlabel="false positive rate of the best test", ylabel="true positive rate",
+        xscale="log", xlim=(1e-4, 1.0), ylim=(0.0, 1.02),
+        xlabel="false positive rate of the best test", ylabel="false negative rate",
     )  # fmt: skip
     for stated in guarantees:
         label = f"if epsilon is {format_epsilon(stated.epsilon)} ({stated.kind})"
         if math.isinf(stated.epsilon):
             label = f"no limit ({stated.kind})"
         style = _STYLES[stated.kind] | {"marker": None}
-        axis.plot(rates, stated.largest_tprs(rates), label=label, linewidth=1.8, **style)
-    axis.plot(rates, rates, color=GREY, linestyle=":", linewidth=1.5, label="blind guessing")
-    axis.legend(frameon=False, fontsize=9, loc="lower right")
+        axis.plot(rates, np.interp(rates, *stated.curve()), label=label, linewidth=1.8, **style)
+    axis.plot(rates, 1 - rates, color=GREY, linestyle=":", linewidth=1.5, label="blind guessing")
+    axis.legend(frameon=False, fontsize=9, loc="lower left")
 
 
 def _clipping(axis, clipping: Sequence[tuple[int, float]]) -> None:

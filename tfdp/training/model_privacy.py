@@ -92,6 +92,29 @@ class ModelPrivacy:
         runs = self._checked_runs(self.account.runs_so_far, max_examples_per_user)
         return self._guarantee(kind, runs, delta, adjacency)
 
+    def curve(
+        self,
+        delta: float | None = None,
+        kind: str = "proven",
+        adjacency: str | None = None,
+        *,
+        max_examples_per_user: int = 1,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the whole trade-off of a membership test on everything that was trained so far.
+
+        Args:
+            delta, kind, adjacency, max_examples_per_user: as in `spent`. The losses are computed
+                accurately at delta, which is no part of the result.
+
+        Returns:
+            Rising false positive rates, and the least false negative rate of a test at each of them.
+
+        Raises:
+            ValueError: as in `spent`.
+        """
+        spent = self.spent(delta, kind, adjacency, max_examples_per_user=max_examples_per_user)
+        return spent.curve()
+
     def _guarantee(self, kind, runs, delta, adjacency) -> Guarantee:
         # A training without a budget needs no theorem.
         from tfdp.accounting.assumptions import START

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from tfdp.accounting.__main__ import main
@@ -62,6 +63,19 @@ def test_a_budget_gives_the_noise(capsys, kind):
     assert found["run"]["mechanism"]["noise_multiplier"] == found["noise_multiplier"] > 0
     assert main([*DPSGD, "--sampling=cyclic", "--epsilon=2", f"--guarantee={kind}"]) == 0
     assert capsys.readouterr().out.startswith("Noise multiplier")
+
+
+def test_the_whole_curve_is_printed_and_drawn(capsys, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is in the extra 'plot'")
+    flags = [*DPSGD, "--noise_multiplier=1.5", "--curve"]
+    curve = answer(capsys, *flags)["curve"]
+    fprs, fnrs = curve["false_positive_rates"], curve["false_negative_rates"]
+    assert fprs[0] == fnrs[-1] == 0 and fprs == sorted(fprs) and fnrs == sorted(fnrs)[::-1]
+    file = tmp_path / "a.png"
+    assert main([*flags, f"--plot={file}"]) == 0
+    text = capsys.readouterr().out
+    assert f"{np.interp(0.01, fprs, fnrs):.4f}" in text and str(file) in text
+    assert file.read_bytes().startswith(b"\x89PNG")
 
 
 def test_every_flag_reaches_the_run(capsys):

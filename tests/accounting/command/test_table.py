@@ -105,6 +105,7 @@ def test_values_and_ranges(text, values):
         (["--table=epochs=1,2", "--steps=3"], "--steps"),
         (["--table=epochs=1,-2"], "--epochs=-2"),
         (["--epochs=1", "--plot=a.png"], "--table"),
+        (["--table=epochs=1,2", "--curve"], "--curve"),
         (["--table=epochs=1,2", "--plot=a.txt"], ".png"),
     ],
 )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tfdp.accounting import describe, noise_for, proven
+from tfdp.accounting import curve, describe, noise_for, proven
 from tfdp.accounting.numerics import attacks, gaussian
 
 
@@ -16,11 +16,11 @@ def gaussian_curve(mu):
 
 @pytest.mark.parametrize("mu", [0.2, 1.0, 3.0])
 def test_shifted_gaussians(mu):
-    curve = gaussian_curve(mu)
+    known = gaussian_curve(mu)
     for fpr in (1e-4, 0.01, 0.3, 0.9):
         best = stats.norm.cdf(stats.norm.ppf(fpr) + mu)
-        assert best * (1 - 1e-9) <= attacks.largest_tpr(curve, fpr) <= best * (1 + 1e-6)
-    assert attacks.advantage(curve) == pytest.approx(2 * stats.norm.cdf(mu / 2) - 1)
+        assert best * (1 - 1e-9) <= attacks.largest_tpr(known, fpr) <= best * (1 + 1e-6)
+    assert attacks.advantage(known) == pytest.approx(2 * stats.norm.cdf(mu / 2) - 1)
 
 
 @pytest.mark.parametrize("mu", [0.2, 0.5, 1.0, 2.0])
@@ -32,11 +32,74 @@ def test_large_losses_are_no_rarer_than_stated(mu):
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.1), (1.0, 1e-5), (3.0, 0.01)])
 def test_one_point(epsilon, delta):
-    curve = attacks.of_one_point(epsilon, delta)
+    known = attacks.of_one_point(epsilon, delta)
     advantage = (math.exp(epsilon) - 1 + 2 * delta) / (math.exp(epsilon) + 1)
-    assert attacks.advantage(curve) == pytest.approx(advantage)
-    tpr = attacks.largest_tpr(curve, 0.01)
+    assert attacks.advantage(known) == pytest.approx(advantage)
+    tpr = attacks.largest_tpr(known, 0.01)
     assert tpr == pytest.approx(min(math.exp(epsilon) * 0.01 + delta, 1.0), rel=1e-4)
+
+
+@pytest.mark.parametrize("mu", [1e-3, 0.2, 1.0, 3.0, 8.0])
+def test_the_whole_trade_off_of_shifted_gaussians(mu):
+    epsilon = gaussian.epsilon_of_mu(mu, 1e-5)
+    fprs, fnrs = attacks.trade_off(gaussian_curve(mu), epsilon)
+    at = np.concatenate([np.geomspace(1e-6, 0.5, 40), 1 - np.geomspace(1e-6, 0.4, 20)])
+    found, best = np.interp(at, fprs, fnrs), stats.norm.cdf(-mu - stats.norm.ppf(at))
+    assert np.all(found <= best + 1e-12) and np.all(best - found <= 2e-3 * (1 - best) + 1e-8)
+    check_shape(fprs, fnrs)
+
+
+def check_shape(fprs, fnrs):
+    """A trade-off runs from (0, at most 1) to (1, 0), falls, is convex, and symmetric."""
+    assert fprs[0] == 0 and fprs[-1] == 1 and fnrs[-1] == 0 and np.all((fnrs >= 0) & (fnrs <= 1))
+    assert np.all(np.diff(fprs) >= 0) and np.all(np.diff(fnrs) <= 0)
+    at = np.linspace(0.0, 1.0, 300)
+    values = np.interp(at, fprs, fnrs)
+    assert np.all(np.diff(values, 2) >= -1e-9)
+    some = values > 1e-3
+    np.testing.assert_allclose(np.interp(values[some], fprs, fnrs), at[some], atol=1e-6)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.5, 20.0, 800.0])
+def test_the_trade_off_of_one_point(epsilon):
+    fprs, fnrs = attacks.trade_off(attacks.of_one_point(epsilon, 0.01), epsilon)
+    check_shape(fprs, fnrs)
+    for fpr in (1e-3, 0.1, 0.7):
+        lines = 0.99 - fpr * np.exp(min(epsilon, 700)), np.exp(-epsilon) * (0.99 - fpr)
+        exact = max(*lines, 0.0)
+        assert exact - 0.02 <= np.interp(fpr, fprs, fnrs) <= exact + 1e-9
+
+
+def test_nothing_is_promised_where_nothing_is_proven():
+    run = describe("dpsgd", "poisson", num_examples=100, lot_size=10, steps=1, noise_multiplier=0.0)
+    fprs, fnrs = curve(run)
+    assert fprs.tolist() == [0, 1] and fnrs.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "adjacency"),
+    [
+        ({}, "zero_out"),
+        ({}, "replace_one"),
+        ({"max_examples_per_user": 3}, "replace_one"),
+        ({"sampling": "random_allocation", "max_examples_per_user": 2}, "zero_out"),  # by groups
+        ({"sampling": "with_replacement"}, "zero_out"),
+        ({"sampling": "cyclic"}, "zero_out"),
+    ],
+)
+def test_the_trade_off_of_runs(fields, adjacency):
+    base = {"num_examples": 1000, "lot_size": 50, "steps": 40, "noise_multiplier": 1.2}
+    run = describe("dpsgd", **({"sampling": "poisson"} | base | fields))
+    found = proven(run, 1e-6, adjacency)
+    fprs, fnrs = curve(run, 1e-6, adjacency)
+    check_shape(fprs, fnrs)
+    assert np.max(1 - fprs - fnrs) == pytest.approx(found.advantage, rel=1e-6)
+    for fpr in (1e-4, 1e-2, 0.3):
+        assert (
+            found.tpr(fpr) * (1 - 1e-9) <= 1 - np.interp(fpr, fprs, fnrs) <= 1.01 * found.tpr(fpr)
+        )
+    twice = np.interp(0.01, *curve([run, run], 1e-6, adjacency))
+    assert twice < np.interp(0.01, fprs, fnrs)
 
 
 def best_tpr(q, noise, steps, fpr):

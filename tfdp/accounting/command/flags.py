@@ -102,8 +102,13 @@ class Flags:
         f"--table=epochs=1..100 (nine values in even ratios). It varies {', '.join(TABLES)}.",
         group="Output",
     )
+    curve: bool = setting(
+        "Prints the whole trade-off of membership tests, too: the least false negative rate for each "
+        "false positive rate. Cannot be combined with --table.",
+        False,
+    )
     plot: str | None = setting(
-        "Draws the table into this file (png, pdf or svg), too; needs matplotlib."
+        "Draws the table, or the curve, into this file (png, pdf or svg), too; needs matplotlib."
     )
     full: bool = setting(
         "Prints the whole statement: all assumptions, explanations and limits.", False

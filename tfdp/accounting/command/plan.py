@@ -25,7 +25,7 @@ _ENCODING = ("noise", "degrees_of_freedom", "num_weights", "largest_entry")
 _ASKED = (
     "mechanism", "noise_multiplier", "epsilon", "guarantee", "delta", "adjacency", "epochs", "steps",
     "learning_rate", "learning_rate_decay", "strategy", "bands", "objective", *_ENCODING,
-    "table", "plot", "full", "json",
+    "table", "curve", "plot", "full", "json",
 )  # fmt: skip
 
 

@@ -15,6 +15,8 @@ Curve = Callable[[float], float]
 
 # Points of the curve at larger epsilons carry no information in float64.
 _MOST = 36.0
+# Lines below a trade-off. They end where the curve is small, or where e^epsilon would overflow.
+_LINES, _SMALL, _FARTHEST = 300, 1e-9, 400.0
 
 
 def of_one_point(epsilon: float, delta: float) -> Curve:
@@ -37,17 +39,48 @@ def largest_tpr(curve: Curve, fpr: float) -> float:
     return min(found, other, 1.0)
 
 
-def largest_tprs(curve: Curve, fprs: np.ndarray) -> np.ndarray:
-    """Upper bounds on the largest true positive rates at many false positive rates.
+def trade_off(curve: Curve, epsilon: float) -> tuple[np.ndarray, np.ndarray]:
+    """The whole trade-off of a test: rising false positive rates, with the least false negative rates.
 
-    They use a fixed set of points of the curve, so they are slightly above `largest_tpr`.
+    Every point of the curve is a line below the trade-off: no test has f + e^-epsilon n below
+    e^-epsilon (1 - delta), nor with the two rates exchanged. The result has the corners of the largest
+    of these lines, at many points of the curve. Straight lines between them are no false promise.
+    `epsilon` is about where the curve becomes small; infinite if it never does.
     """
-    epsilons = np.concatenate([np.linspace(0.0, 10.0, 101), np.linspace(11.0, _MOST, 6)])[:, None]
-    deltas = np.array([[curve(float(epsilon))] for epsilon in epsilons[:, 0]])
-    found = np.minimum(
-        np.exp(epsilons) * fprs + deltas, 1.0 - np.exp(-epsilons) * (1.0 - deltas - fprs)
-    )
-    return np.minimum(found.min(axis=0), 1.0)
+    if math.isinf(epsilon) or curve(0.0) >= 1.0:
+        return np.array([0.0, 1.0]), np.zeros(2)
+    end = min(max(epsilon, 1e-6), _FARTHEST)
+    while end < _FARTHEST and _SMALL < curve(end) < 0.9 * curve(end / 2):
+        end *= 1.5
+    epsilons = np.linspace(0.0, end, _LINES)
+    alphas, deltas = lower_hull(np.exp(epsilons), np.array([curve(float(e)) for e in epsilons]))
+    fprs = np.append(np.diff(-deltas) / np.diff(alphas), 0.0)
+    fnrs = 1.0 - deltas - alphas * fprs
+    # The lines beyond the first one are the same with the two rates exchanged.
+    fprs, fnrs = np.append(fprs[::-1], fnrs), np.append(fnrs[::-1], fprs)
+    fprs = np.maximum.accumulate(np.append(fprs, 1.0))
+    return fprs, np.minimum.accumulate(np.maximum(np.append(fnrs, 0.0), 0.0))
+
+
+def lower_hull(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The corners of the largest convex function below points with rising x.
+
+    A convex function below the points is below it, too.
+    """
+    kept: list[int] = []
+    for k in range(len(x)):
+        while len(kept) > 1:
+            i, j = kept[-2:]
+            if (y[j] - y[i]) * (x[k] - x[j]) < (y[k] - y[j]) * (x[j] - x[i]):
+                break
+            kept.pop()
+        kept.append(k)
+    return x[kept], y[kept]
+
+
+def largest_tprs(curve: Curve, epsilon: float, fprs: np.ndarray) -> np.ndarray:
+    """Upper bounds on the largest true positive rates at many false positive rates."""
+    return 1.0 - np.interp(fprs, *trade_off(curve, epsilon))
 
 
 def advantage(curve: Curve) -> float:

@@ -26,6 +26,7 @@ import numpy as np
 from scipy import special
 
 from tfdp.accounting.numerics.allocation import LEAST_MULTIPLIER, between
+from tfdp.accounting.numerics.attacks import lower_hull
 from tfdp.accounting.numerics.loss_grid import Grid, Losses, sum_on_circle
 
 # Points of the lattice for each standard deviation of U, the first of these that fit, and the largest
@@ -64,16 +65,7 @@ def positive_losses(probability: float, multiplier: float) -> Losses:
 
 def _of_chords(alphas: list[float], found: list[float]) -> Losses:
     """The losses whose divergences are the convex hull of points above a curve."""
-    hull: list[int] = []
-    for new in range(len(alphas)):
-        while len(hull) > 1:
-            (i, j), k = hull[-2:], new
-            rise = (found[j] - found[i]) * (alphas[k] - alphas[j])
-            if rise < (found[k] - found[j]) * (alphas[j] - alphas[i]):
-                break
-            hull.pop()
-        hull.append(new)
-    at, height = np.array(alphas)[hull], np.array(found)[hull]
+    at, height = lower_hull(np.array(alphas), np.array(found))
     slopes = np.append(np.diff(height) / np.diff(at), 0.0)
     return Losses(np.log(at[1:]), at[1:] * np.diff(slopes), float(height[-1]))
 
