@@ -7,6 +7,7 @@ import tensorflow as tf
 from helpers import LOSS, data, plain
 
 from tfdp._compat import replicas
+from tfdp._compat.keras import TFDatasetAdapter
 
 
 class Strange:
@@ -49,3 +50,9 @@ def test_metrics_are_built_without_reading_a_batch(metrics):
     replicas.build_symbolically_once(model, iterator=None)  # nothing is left to build
     assert model.optimizer.built and np.isfinite(model.evaluate(x, y, verbose=0)).all()
     assert isinstance(keras.tree.flatten(model.metrics)[0], keras.metrics.Mean)
+
+
+def test_an_adapter_gives_keras_a_distributed_dataset_as_it_is():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    made = strategy.distribute_datasets_from_function(lambda _: tf.data.Dataset.range(3))
+    assert TFDatasetAdapter(made).get_tf_dataset() is made

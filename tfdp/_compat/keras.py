@@ -25,7 +25,10 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_sample_weights
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
-from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
+from keras.src.trainers.data_adapters.tf_dataset_adapter import (
+    TFDatasetAdapter,
+    make_class_weight_map_fn,
+)
 
 from tfdp._compat.graphs import Dependence
 

@@ -59,7 +59,7 @@ class DrawnNoise(keras.layers.Layer):
         self.weight_noise_state = self.add_weight(
             name="weight_noise_state",
             shape=(2,),
-            dtype="uint32",
+            dtype="int64",  # TensorFlow sends no uint32 to other machines,
             initializer=lambda shape, dtype: tf.constant([word, 0], dtype),
             trainable=False,
             autocast=False,
@@ -67,7 +67,7 @@ class DrawnNoise(keras.layers.Layer):
 
     def advance_noise(self):
         """Advances to the next draw, as every call with `training=True` does."""
-        self.weight_noise_state.assign(self.weight_noise_state + tf.constant([0, 1], tf.uint32))
+        self.weight_noise_state.assign(self.weight_noise_state + tf.constant([0, 1], tf.int64))
 
     def draw_noise(self, shape, number: int = 0) -> tf.Tensor:
         """Returns the float32 noise of the current draw, without changing the state.

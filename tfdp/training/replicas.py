@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdp._compat.keras import DataAdapter
+from tfdp._compat.keras import TFDatasetAdapter
 from tfdp._compat.tensorflow import concrete_function
 from tfdp.data.shares import Shares, share_of
 from tfdp.gradients.chunks import with_copies
@@ -49,30 +49,16 @@ def check_replicas(model) -> None:
 # -- the way in --------------------------------------------------------------------------------------
 
 
-class ShareAdapter(DataAdapter):
-    """Gives Keras a dataset that is distributed already, and the number of lots in it."""
+class ShareAdapter(TFDatasetAdapter):
+    """Gives Keras a distributed dataset, and the number of lots in it: it would count the shares."""
 
     def __init__(self, dataset, number: int | None):
-        self._dataset, self._number = dataset, number
-
-    def get_tf_dataset(self):
-        return self._dataset
+        super().__init__(dataset)
+        self._number = number
 
     @property
     def num_batches(self):
         return self._number
-
-    @property
-    def batch_size(self):
-        return None
-
-    @property
-    def has_partial_batch(self):
-        return None
-
-    @property
-    def partial_batch_size(self):
-        return None
 
 
 def distributed(strategy, dataset_of) -> tf.distribute.DistributedDataset:
