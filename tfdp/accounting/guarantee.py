@@ -162,10 +162,6 @@ class Guarantee:
         """Largest true positive rate of a membership test at a false positive rate in (0, 1)."""
         return attacks.largest_tpr(self._curve, fraction("fpr", fpr))
 
-    def largest_tprs(self, fprs: np.ndarray) -> np.ndarray:
-        """Upper bounds, slightly above `tpr`, for many false positive rates at once; for plots."""
-        return attacks.largest_tprs(self._curve, self.epsilon, fprs)
-
     def curve(self) -> tuple[np.ndarray, np.ndarray]:
         """The whole trade-off of a membership test, composed as exactly as epsilon is.
 

@@ -42,7 +42,9 @@ def draw(found: Audit | Membership, path: str | os.PathLike) -> None:
     for kind, guarantee in found.guarantees.items():
         color = {"claimed": CLAIMED, "proven": PROVEN}[kind]
         label = f"allowed, {kind} {format_epsilon(guarantee.epsilon)}"
-        axis.plot(grid, guarantee.largest_tprs(grid), color=color, linewidth=2, label=label)
+        axis.plot(
+            grid, 1 - np.interp(grid, *guarantee.curve()), color=color, linewidth=2, label=label
+        )
     for (name, scores), color in zip(found.attacks.items(), (ATTACK, CLAIMED), strict=False):
         fpr, tpr = scores.roc()
         fpr, sure = np.maximum(fpr, least), int(np.searchsorted(fpr, _FEW / absent))

@@ -229,7 +229,11 @@ def _lattice(first: float, last: float, step: float, shift: float) -> _Law:
 def _split(points: np.ndarray, shift: float) -> np.ndarray:
     """Splits the mass of X between neighbouring points among these, with its mean unchanged."""
     ends = np.log(points) / shift + shift / 2
-    mass, mean = between(ends), between(ends - shift)
+    return split(points, between(ends), between(ends - shift))
+
+
+def split(points: np.ndarray, mass: np.ndarray, mean: np.ndarray) -> np.ndarray:
+    """Splits a mass of each cell between its two points, so that its mean (times mass) is kept."""
     upper = np.clip((mean - points[:-1] * mass) / np.diff(points), 0.0, mass)
     chances = np.zeros(len(points))
     chances[1:] = upper

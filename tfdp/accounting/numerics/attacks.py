@@ -78,11 +78,6 @@ def lower_hull(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return x[kept], y[kept]
 
 
-def largest_tprs(curve: Curve, epsilon: float, fprs: np.ndarray) -> np.ndarray:
-    """Upper bounds on the largest true positive rates at many false positive rates."""
-    return 1.0 - np.interp(fprs, *trade_off(curve, epsilon))
-
-
 def advantage(curve: Curve) -> float:
     """Largest difference of true and false positive rate: the total variation distance."""
     return min(curve(0.0), 1.0)

@@ -26,7 +26,6 @@ _DP_CELLS = 4_000_000
 def draws(run: Run, tail: float) -> tuple[np.ndarray, float] | None:
     """Law of how often a user's examples (or their microbatches) are drawn in one step.
 
-    (probabilities of 0, 1, ... draws, probability of more); None if lots are not drawn independently.
     (probabilities of 0, 1, ... draws, probability of more); None if no step draws by itself.
     """
     lots = run.sampling.of_groups(run.contribution.microbatch_size)

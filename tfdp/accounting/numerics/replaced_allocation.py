@@ -25,7 +25,7 @@ import math
 import numpy as np
 from scipy import special
 
-from tfdp.accounting.numerics.allocation import LEAST_MULTIPLIER, between
+from tfdp.accounting.numerics.allocation import LEAST_MULTIPLIER, between, split
 from tfdp.accounting.numerics.attacks import lower_hull
 from tfdp.accounting.numerics.loss_grid import Grid, Losses, sum_on_circle
 
@@ -86,13 +86,13 @@ def _divergence(alpha: float, lots: int, shift: float) -> float | None:
     first, last = value(-_BELOW - shift), value(_ABOVE + shift)
     lowest = lots * (1 - alpha) - 10 * math.sqrt(lots) * deviation + 2 * first
     wide = _highest(lots, shift) - lowest + last - first
-    # Few lots need a finer lattice.
+    # Few lots need a finer lattice. On it, each of them may be larger by a step.
     steps = [deviation / points / max(8 / lots, 1.0) for points in _POINTS]
-    step = next((each for each in steps if wide / each + 2 <= _MOST), None)
+    step = next((each for each in steps if wide / each + 2 + lots <= _MOST), None)
     if step is None:
         return None
     number = math.ceil((last - first) / step) + 1
-    length = 1 << math.ceil(math.log2(wide / step + 2))
+    length = 1 << math.ceil(math.log2(wide / step + 2 + lots))
     chances = _law(first + step * np.arange(number), alpha, shift)
     law, rounding = sum_on_circle([(Grid(step, 0, chances, 0.0), lots)], length)
     # Point k of the sum's law stands for lots * first + k * step and all sums a whole circle away.
@@ -115,10 +115,7 @@ def _law(points: np.ndarray, alpha: float, shift: float) -> np.ndarray:
     ends = np.log(term / 2) / shift + shift / 2
     mass = between(ends)
     mean = between(ends - shift) - alpha * between(ends + shift)
-    upper = np.clip((mean - points[:-1] * mass) / np.diff(points), 0.0, mass)
-    chances = np.zeros(len(points))
-    chances[1:] = upper
-    chances[:-1] += mass - upper
+    chances = split(points, mass, mean)
     chances[0] += special.ndtr(ends[0])
     chances[-1] += special.ndtr(-ends[-1])
     return chances
