@@ -106,16 +106,12 @@ def _divergence(alpha: float, lots: int, shift: float) -> float | None:
 
 def _law(points: np.ndarray, alpha: float, shift: float) -> np.ndarray:
     """The law of U on the points, from above in the increasing convex order."""
-    root = np.sqrt(points**2 + 4 * alpha * math.exp(-(shift**2)))
-    term = np.where(
-        points > 0,
-        points + root,
-        4 * alpha * math.exp(-(shift**2)) / (root - np.minimum(points, 0)),
-    )
+    product = 4 * alpha * math.exp(-(shift**2))
+    root = np.sqrt(points**2 + product)
+    term = np.where(points > 0, points + root, product / (root - np.minimum(points, 0)))
     ends = np.log(term / 2) / shift + shift / 2
-    mass = between(ends)
     mean = between(ends - shift) - alpha * between(ends + shift)
-    chances = split(points, mass, mean)
+    chances = split(points, between(ends), mean)
     chances[0] += special.ndtr(ends[0])
     chances[-1] += special.ndtr(-ends[-1])
     return chances
@@ -134,9 +130,7 @@ def _highest(lots: int, shift: float) -> float:
     x = np.append(x[1:], largest)  # each cell moves to its upper end
     bounds = []
     for order in np.exp(np.linspace(math.log(0.1 / largest), math.log(100 / largest), 60)):
-        logs = [
-            np.log(np.sum(each * np.exp(order * (x - largest)))) + order * largest
-            for each in (mass, tilted)
-        ]
-        bounds.append(((lots - 1) * logs[0] + logs[1] + 37) / order)
+        factor = np.exp(order * (x - largest))
+        logs = (lots - 1) * np.log(np.sum(mass * factor)) + np.log(np.sum(tilted * factor))
+        bounds.append(lots * largest + (logs + 37) / order)
     return min(bounds)

@@ -41,9 +41,8 @@ class SubsampledLoss:
     def tight(self) -> bool:
         """Whether some data set attains the bound, apart from the other order of the neighbours."""
         part = self.components[0]
-        displaced = part.pair in ("slot", "triangle") and len(part.draws) > 1
-        on_knots = part.pair == "replaced_allocation"
-        return len(self.components) == 1 and not displaced and not on_knots
+        alone = len(self.components) == 1 and part.pair != "replaced_allocation"
+        return alone and not (part.pair in ("slot", "triangle") and len(part.draws) > 1)
 
 
 @functools.lru_cache(maxsize=32)
