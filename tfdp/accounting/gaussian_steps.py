@@ -75,7 +75,10 @@ def analyse_sums(run: Run, noise: Noise, delta: float, adjacency: str) -> Analys
     noise = noise_tables.of_steps(noise, run.steps)
     sampling, users = run.sampling, run.contribution.max_examples_per_user
     if sampling.coin_flips and sampling.probability < 1:
-        return amplified(run, noise, adjacency)
+        secret = amplified(run, noise, adjacency)
+        if users == 1 or draws(run, 0.0) is None:
+            return secret
+        return _smallest([secret, _revealed(run, noise, delta, adjacency)], delta)
     if draws(run, 0.0) is not None:
         alone = _revealed(run, noise, delta, adjacency)
         return _smallest([*_fixed_size_lots(run, noise, delta, adjacency), alone], delta)
@@ -134,9 +137,10 @@ def amplified(run: Run, noise: Noise, adjacency: str) -> Analysis:
     pair = "replace" if run.contribution.replaces(adjacency) else "add"
     q, users = run.sampling.probability, run.contribution.max_examples_per_user
     chances, overflow = (np.array([1 - q, q]), 0.0) if users == 1 else binomial(users, q, _TAIL)
-    terms = tuple((chances[1:] / chances.sum()).tolist())
+    terms = tuple((chances / chances.sum()).tolist())
+    drawn = min(math.fsum(terms[1:]), 1.0)
     losses = [
-        SubsampledLoss((Component(1.0, sum(terms), z, pair, terms),), n, overflow)
+        SubsampledLoss((Component(1.0, drawn, z, pair, terms),), n, overflow)
         for z, n in _rounds(run, noise)
     ]
     return _analysis(run, adjacency, losses, True)

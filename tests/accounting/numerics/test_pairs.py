@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from dp_accounting.pld.pld_pmf import DensePLDPmf
-from scipy import stats
+from scipy import optimize, stats
 
 from tests.accounting.numerics.test_fixed_size import (
     EPSILONS,
@@ -18,6 +18,7 @@ from tests.accounting.numerics.test_fixed_size import (
 )
 from tests.accounting.varying import vary
 from tfdp.accounting import describe, proven
+from tfdp.accounting.numerics.binomials import hypergeometric
 from tfdp.accounting.numerics.pairs import Component, orders, positive_losses
 from tfdp.accounting.numerics.participation import draws
 
@@ -77,8 +78,8 @@ def lots_of_users(terms, q, scale):
 def test_no_terms_of_a_user_exceed_the_bound(pair, users, q):
     """Random terms in the unit ball of one and two dimensions, and all corners of the cube."""
     rng, scale = np.random.default_rng(users), 0.7
-    chances = tuple(float(c) for c in stats.binom.pmf(range(1, users + 1), users, q))
-    bound = divergences_of((Component(1.0, sum(chances), scale, pair, chances),))
+    chances = tuple(float(c) for c in stats.binom.pmf(range(users + 1), users, q))
+    bound = divergences_of((Component(1.0, sum(chances[1:]), scale, pair, chances),))
     corners = [np.array(c)[:, None] for c in itertools.product((-1.0, 1.0), repeat=2 * users)]
     tries = [rng.normal(scale=2, size=(2 * users, d)) for d in (1, 1, 1, 1, 2, 2)]
     best = np.zeros((2, len(EPSILONS)))
@@ -102,7 +103,11 @@ def test_users_in_groups_that_take_turns_are_worst_off_in_one_group():
     terms, weights = lots_of_users(np.eye(2), q, scale)
     apart = divergence(weights, weights, terms, -terms, scale)
     together = divergences_of(
-        (Component(1.0, 1 - (1 - q) ** 2, scale, "replace", (2 * q * (1 - q), q * q)),)
+        (
+            Component(
+                1.0, 1 - (1 - q) ** 2, scale, "replace", ((1 - q) ** 2, 2 * q * (1 - q), q * q)
+            ),
+        )
     )[0]
     assert np.all(apart <= together * (1 + 1e-4) + 1e-6)
     assert apart[0] > 0.7 * together[0]
@@ -113,8 +118,8 @@ def test_users_in_groups_that_take_turns_are_worst_off_in_one_group():
 
 @pytest.mark.parametrize("pair", ["add", "replace", "slot", "triangle"])
 def test_losses_increase_where_they_are_positive(pair):
-    chances = (0.2, 0.1, 0.05, 0.01)
-    part = Component(1.0, sum(chances), 0.8, pair, chances)
+    chances = (0.64, 0.2, 0.1, 0.05, 0.01)
+    part = Component(1.0, sum(chances[1:]), 0.8, pair, chances)
     x = np.linspace(-40, 40, 200_001)
     for p, q in orders(part):
         ratio = p.log_over_standard(x) - q.log_over_standard(x)
@@ -209,3 +214,49 @@ def test_order(sampling, changes, adjacency):
     assert fewer[0] < fewer[1] < found
     assert epsilon(steps=run.steps // 2) < found < epsilon(noise_multiplier=0.9 * noise)
     assert epsilon(sampling="poisson") <= found * (1 + 1e-6)
+
+
+def exact_epsilon(chances, centres, others, delta):
+    """Epsilon of one mixture of Gaussians against another, by densities in logarithms."""
+    x = np.linspace(min(others) - 12, max(centres) + 12, 400_001)
+    p, q = (
+        functools.reduce(
+            np.logaddexp, [w - (x - c) ** 2 / 2 for w, c in zip(np.log(chances), at, strict=True)]
+        )
+        for at in (centres, others)
+    )
+    cell = (x[1] - x[0]) / math.sqrt(2 * math.pi)
+
+    def excess(epsilon):
+        with np.errstate(over="ignore"):
+            return cell * (np.exp(p) * -np.expm1(np.minimum(epsilon - (p - q), 0))).sum() - delta
+
+    return optimize.brentq(excess, 0.0, 1000.0)
+
+
+@pytest.mark.parametrize(
+    ("users", "rate", "noise"), [(150, 0.3, 7.5), (64, 0.5, 3.56), (100, 0.5, 9)]
+)
+def test_users_who_are_nearly_always_in_the_lot(users, rate, noise):
+    """The chance of no draw is far below 1e-16, and counts nevertheless."""
+    run = describe("dpsgd", "poisson", num_examples=1000, lot_size=round(1000 * rate), steps=1,
+                   noise_multiplier=noise, max_examples_per_user=users)  # fmt: skip
+    numbers = np.arange(users + 1)
+    chances = stats.binom.pmf(numbers, users, rate)
+    known = chances > 0
+    truth = exact_epsilon(chances[known], numbers[known] / noise, -numbers[known] / noise, DELTA)
+    found = proven(run, DELTA, "replace_one").epsilon
+    assert truth * (1 - 1e-6) < found < 1.01 * truth
+
+
+def test_numbers_of_marked_items_in_a_huge_population():
+    """(1 - d / N) (1 - d / (N - 1)) items of two are unmarked."""
+    population, drawn = 10**12, 10**6
+    none, one, two = hypergeometric(population, drawn, 2)
+    share = drawn / population
+    np.testing.assert_allclose(
+        [none, one, two], [(1 - share) ** 2, 2 * share * (1 - share), share**2], rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        hypergeometric(10, 8, 5), stats.hypergeom.pmf(np.arange(6), 10, 5, 8), rtol=1e-12
+    )

@@ -30,8 +30,17 @@ def binomial(number: int, chance: float, tail: float) -> tuple[np.ndarray, float
 
 def hypergeometric(population: int, drawn: int, marked: int) -> np.ndarray:
     """Probabilities of 0, 1, ... `marked` items among `drawn` ones, drawn without replacement."""
-    from scipy import stats  # takes longer to import than everything else here
-
     marked = min(marked, population)
-    k = np.arange(min(drawn, marked) + 1)
-    return np.exp(stats.hypergeom.logpmf(k, population, marked, drawn))
+    first = max(drawn + marked - population, 0)
+    # With differences of log-gammas, a large population would lose digits; see `binomial`.
+    if first:  # all items that are left are marked
+        i = np.arange(population - drawn)
+        log_first = np.log((marked - i) / (population - i)).sum()
+    else:
+        log_first = np.log1p(-drawn / (population - np.arange(marked))).sum()
+    k = np.arange(first, min(drawn, marked))
+    ratios = np.log((marked - k) / (k + 1.0)) + np.log(
+        (drawn - k) / (population - marked - drawn + k + 1.0)
+    )
+    log_pmf = log_first + np.concatenate([[0.0], np.cumsum(ratios)])
+    return np.concatenate([np.zeros(first), np.exp(log_pmf)])

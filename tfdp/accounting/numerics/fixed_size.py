@@ -38,9 +38,14 @@ Privacy loss distributions (`loss_grid`) are made of the positive losses in both
 joined curve.
 """
 
+import math
+
 import numpy as np
 
 from tfdp.accounting.numerics.pairs import Component
+
+# Largest number of pairs in a public mixture over the number of draws; each takes a grid of its own.
+_MOST_KNOWN = 50
 
 
 def ways(draws: np.ndarray, noise_multiplier: float, replaces: bool) -> list[tuple[Component, ...]]:
@@ -50,14 +55,16 @@ def ways(draws: np.ndarray, noise_multiplier: float, replaces: bool) -> list[tup
     their terms are replaced, and not only left out.
     """
     pair, unit = ("triangle", 2.0) if replaces else ("slot", 1.0)
-    chances = draws[1:] / draws.sum()
-    drawn = float(chances.sum())
-    found = [(Component(1.0, drawn, noise_multiplier / unit, pair, tuple(chances.tolist())),)]
-    if len(chances) > 1:
-        known = tuple(
-            Component(float(chance) / drawn, drawn, noise_multiplier / (unit * j), pair)
-            for j, chance in enumerate(chances, 1)
-            if chance > 0
+    chances = draws / draws.sum()
+    drawn = min(math.fsum(chances[1:]), 1.0)
+    multiplier = noise_multiplier / unit
+    found = [(Component(1.0, drawn, multiplier, pair, tuple(chances.tolist())),)]
+    possible = np.flatnonzero(chances[1:]) + 1
+    if len(draws) - 1 > 1 and len(possible) <= _MOST_KNOWN:
+        found.append(
+            tuple(
+                Component(min(float(chances[j]) / drawn, 1.0), drawn, multiplier / j, pair)
+                for j in map(int, possible)
+            )
         )
-        found.append(known)
     return found

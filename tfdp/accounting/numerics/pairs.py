@@ -79,8 +79,7 @@ class Component:
       probability: Sampling probability in (0, 1]; for the last two pairs 1 over the number of lots.
       multiplier: Standard deviation of the noise over the sensitivity.
       pair: One of `PAIRS`.
-      draws: Chances of 1, 2, ... draws, which add up to the sampling probability; empty if there is at
-        most one draw.
+      draws: Chances of 0, 1, 2, ... draws, where there may be more than one; else empty.
     """
 
     weight: float
@@ -99,10 +98,14 @@ class Component:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Gaussians:
-    """Gaussians of standard deviation 1 with weights and centres; the rest of the weight is at 0."""
+    """Gaussians of standard deviation 1 with weights and centres, and one at 0 with the rest.
+
+    The rest is given, since a difference from 1 would lose it where it is far below 1e-16.
+    """
 
     weights: np.ndarray
     centres: np.ndarray
+    rest: float
 
     def log_over_standard(self, x: np.ndarray) -> np.ndarray:
         """log of the density over that of N(0), accurate where it is small and where it is large."""
@@ -117,9 +120,8 @@ class Gaussians:
         for exponent in exponents:
             far |= exponent > _LARGEST_EXPONENT
         if np.any(far):
-            rest = max(1.0 - float(self.weights.sum()), 0.0)
             terms = [math.log(w) + e[far] for w, e in zip(self.weights, exponents, strict=True)]
-            terms += [np.full_like(terms[0], math.log(rest))] if rest else []
+            terms += [np.full_like(terms[0], math.log(self.rest))] if self.rest else []
             result[far] = functools.reduce(np.logaddexp, terms)
         return result
 
@@ -132,12 +134,16 @@ class Gaussians:
 def orders(part: Component) -> tuple[tuple[Gaussians, Gaussians], tuple[Gaussians, Gaussians]]:
     """(P, Q) for D against D', and for D' against D; the same object twice if they are equal."""
     shift = 1.0 / part.multiplier
-    weights = np.array(part.draws or (part.probability,))
-    j = np.arange(1.0, len(weights) + 1)
+    none, *drawn = part.draws or (1.0 - part.probability, part.probability)
+    weights, j = np.array(drawn), np.arange(1.0, len(drawn) + 1)
 
-    def pair(*centres: np.ndarray) -> tuple[Gaussians, Gaussians]:
-        p, q = (Gaussians(weights[c != 0], shift * c[c != 0]) for c in centres)
-        return p, q
+    def mixture(centres: np.ndarray) -> Gaussians:
+        elsewhere = (centres != 0) & (weights > 0)  # some numbers of draws are impossible
+        rest = none + float(weights[centres == 0].sum())
+        return Gaussians(weights[elsewhere], shift * centres[elsewhere], rest)
+
+    def pair(of_p: np.ndarray, of_q: np.ndarray) -> tuple[Gaussians, Gaussians]:
+        return mixture(of_p), mixture(of_q)
 
     if part.pair == "add":
         return pair(j, 0 * j), pair(0 * j, -j)

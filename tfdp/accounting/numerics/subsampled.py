@@ -42,7 +42,7 @@ class SubsampledLoss:
         """Whether some data set attains the bound, apart from the other order of the neighbours."""
         part = self.components[0]
         alone = len(self.components) == 1 and part.pair != "replaced_allocation"
-        return alone and not (part.pair in ("slot", "triangle") and len(part.draws) > 1)
+        return alone and not (part.pair in ("slot", "triangle") and len(part.draws) > 2)
 
 
 @functools.lru_cache(maxsize=32)
