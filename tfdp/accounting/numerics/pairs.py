@@ -136,7 +136,10 @@ def orders(part: Component) -> tuple[tuple[Gaussians, Gaussians], tuple[Gaussian
     j = np.arange(1.0, len(weights) + 1)
 
     def pair(*centres: np.ndarray) -> tuple[Gaussians, Gaussians]:
-        p, q = (Gaussians(weights[c != 0], shift * c[c != 0]) for c in centres)
+        somewhere = [(c != 0) & (weights > 0) for c in centres]
+        p, q = (
+            Gaussians(weights[i], shift * c[i]) for i, c in zip(somewhere, centres, strict=True)
+        )
         return p, q
 
     if part.pair == "add":
