@@ -198,6 +198,19 @@ def test_lots_of_fixed_size(sampling, users, adjacency, epsilon, ratio):
 
 
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
+@pytest.mark.parametrize("sampling", ["poisson", "fixed_size", "with_replacement"])
+@pytest.mark.parametrize("users", [5, 10, 12])
+def test_users_whose_records_are_in_almost_every_lot(sampling, users, adjacency):
+    """Some numbers of draws are impossible. No bound is above that of a known sample."""
+    run = describe("dpsgd", sampling, num_examples=10, lot_size=8, steps=3, noise_multiplier=20.0,
+                   max_examples_per_user=users)  # fmt: skip
+    most = users if sampling == "poisson" else 8  # in one lot
+    every = vary(run, sampling="unknown", max_examples_per_user=most)
+    found = proven(run, DELTA, adjacency).epsilon
+    assert 0 < found <= proven(every, DELTA, adjacency).epsilon * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
 @pytest.mark.parametrize("changes", [{}, {"lot_size": 6000, "noise_multiplier": 8.0, "steps": 200}])
 @pytest.mark.parametrize(
     "sampling", ["poisson", "cyclic_poisson", "fixed_size", "with_replacement"]
