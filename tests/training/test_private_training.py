@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import LOSS, data, fit, private, sgd, si_dpsgd, steps, weights
+from helpers import LOSS, data, fit, private, sgd, steps, weights
 from keras import layers
 
 import tfdp
@@ -67,16 +67,6 @@ def test_float16_is_refused():
             small()
     finally:
         keras.config.set_dtype_policy("float32")
-
-
-@pytest.mark.parametrize("made", [si_dpsgd, lambda: sgd(num_microbatches=2)])
-def test_several_replicas_are_refused_for_other_mechanisms_and_microbatches(made, monkeypatch):
-    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
-    with strategy.scope():
-        model = small(made())
-    monkeypatch.setattr(type(strategy), "num_replicas_in_sync", 2)
-    with pytest.raises(NotImplementedError, match="replica"):
-        train(model)
 
 
 def test_layers_that_build_left_without_weights_are_built_with_the_data():

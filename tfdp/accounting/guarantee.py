@@ -171,6 +171,7 @@ class Guarantee:
 
         Example:
           >>> from tfdp.accounting import describe, proven
+          >>> import numpy as np
           >>> run = describe("dpsgd", "cyclic", num_examples=1000, lot_size=100, steps=20,
           ...                noise_multiplier=4.0)
           >>> false_positives, false_negatives = proven(run, delta=1e-4).curve()
