@@ -88,8 +88,8 @@ def curve(
       >>> print(f"{np.interp(0.01, *curve(run)):.3f}")
       0.979
     """
-    one = isinstance(runs, Run)
-    return proven_composition([runs] if one else runs, delta, adjacency).curve()
+    several = [runs] if isinstance(runs, Run) else runs
+    return proven_composition(several, delta, adjacency).curve()
 
 
 def guarantee_of_all(

@@ -137,7 +137,7 @@ def _train(options: Options, point: Point, path: pathlib.Path) -> int:
     folder = kind(path, point.experiment, overwrite=options.overwrite)
     try:
         with folder:
-            if kind is FollowedFolder:
+            if isinstance(folder, FollowedFolder):
                 return _follow(options, folder)
             result = _train_into(options, folder, point)
     except ResultExists as error:

@@ -58,7 +58,8 @@ def ways(draws: np.ndarray, noise_multiplier: float, replaces: bool) -> list[tup
     chances = draws / draws.sum()
     drawn = min(math.fsum(chances[1:]), 1.0)
     multiplier = noise_multiplier / unit
-    found = [(Component(1.0, drawn, multiplier, pair, tuple(chances.tolist())),)]
+    one = Component(1.0, drawn, multiplier, pair, tuple(chances.tolist()))
+    found: list[tuple[Component, ...]] = [(one,)]
     possible = np.flatnonzero(chances[1:]) + 1
     if len(draws) - 1 > 1 and len(possible) <= _MOST_KNOWN:
         found.append(
