@@ -145,7 +145,7 @@ def attacked(run, rise_of_p, rise_of_q, delta=DELTA, interval=5e-4):
     chances, _ = draws(run, 1e-14)
     j, noise = np.arange(len(chances)), run.mechanism.noise_multiplier
     ends = max(abs(rise_of_p), abs(rise_of_q)) * j[-1] / noise + 9
-    x = np.linspace(-ends, ends, 400_001)
+    x = np.linspace(-ends, ends, 40_001)
 
     def log_density(rise):
         logs = [
@@ -231,7 +231,7 @@ def test_order(sampling, changes, adjacency):
 
 def exact_epsilon(chances, centres, others, delta):
     """Epsilon of one mixture of Gaussians against another, by densities in logarithms."""
-    x = np.linspace(min(others) - 12, max(centres) + 12, 400_001)
+    x = np.linspace(min(others) - 12, max(centres) + 12, 40_001)
     p, q = (
         functools.reduce(
             np.logaddexp, [w - (x - c) ** 2 / 2 for w, c in zip(np.log(chances), at, strict=True)]
