@@ -49,6 +49,8 @@ def names(rows):
 # ---------------------------------------------------------------------- runs
 
 ASSUMED = [
+    ({"machines": 2}, "a network that nobody reads", ()),
+    ({"shards": 2}, "no record in two shards", ()),
     (
         {"start": "public"},
         START["public"].name,

@@ -158,7 +158,7 @@ def _train(options: Options, point: Point, path: pathlib.Path) -> int:
     return 0
 
 
-def _follow(options: Options, folder: FollowedFolder) -> int:
+def _follow(options: Options, folder: RunFolder) -> int:
     from tfdp.experiments.experiment import run
 
     run(folder.experiment, 0, folder=folder, checkpoint_every=options.checkpoint_every)
