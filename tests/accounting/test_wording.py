@@ -88,8 +88,6 @@ ASSUMED = [
     ({"clip_groups": 2}, "clipping in groups", ()),
     ({"public_examples": 8}, "public examples independent of private ones", ()),
     ({"adaptive_clipping": True}, "adaptive clipping", ()),
-    ({"machines": 2}, "a network that nobody reads", ()),
-    ({"machines": 2, "shards": 2}, {"a network that nobody reads", "no record in two shards"}, ()),
     ({"max_examples_per_user": 2}, "no more records of a user", ()),
     ({"mechanism": "dp_dropout"}, "noise of dropout", ()),
     ({"mechanism": "sgld"}, "noise of dropout", ()),

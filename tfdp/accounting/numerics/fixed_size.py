@@ -33,9 +33,6 @@ curve that lies above the curve of every lot, and this is the curve of a dominat
 Wang 2022, Proposition 8). The pair of one half alone does not bound several steps: the other examples'
 gradients depend on the released weights, so an adversary who knows the loss so far may choose in every
 step which of the two lots occurs.
-
-Privacy loss distributions (`loss_grid`) are made of the positive losses in both orders, which is the
-joined curve.
 """
 
 import math
