@@ -305,6 +305,11 @@ def other_weights(model):
     return on_arrays(model)
 
 
+def in_equal_shards(model):
+    lots = tfdp.data.make_lots("poisson", X[:25], Y[:25], lot_size=10, shard_of=50)
+    return model.fit(lots, verbose=0)
+
+
 def of_shard(model, total=ROWS):
     part = slice(30) if on_machine() else slice(30, ROWS)
     lots = tfdp.data.make_lots("poisson", X[part], Y[part], lot_size=10, shard_of=total)
@@ -341,7 +346,8 @@ def outside(devices):
 
 CHECKS = {"deviation": deviation, "outside": outside}
 REFUSALS = {
-    "other_data": refuses(ValueError, "disagree on the run and the data", other_data),
+    "other_data": refuses(ValueError, "have different examples", other_data),
+    "equal_shards": refuses(ValueError, "have the same examples", in_equal_shards),
     "other_weights": refuses(ValueError, "disagree on the weights", other_weights),
     "wrong_shards": refuses(ValueError, "have 50 examples", lambda m: of_shard(m, total=51)),
     "own_batches": refuses(NotImplementedError, "Pass arrays", on_batches(dataset)),

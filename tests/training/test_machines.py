@@ -18,7 +18,7 @@ from tests.training.small import small
 from tests.training.test_replicas import OTHERS, QUICK
 from tfdp.training import feed as feeds
 
-REFUSED = ["other_data", "other_weights", "wrong_shards", "own_batches"]
+REFUSED = ["other_data", "equal_shards", "other_weights", "wrong_shards", "own_batches"]
 # Batches that a machine draws are refused; views have seeds of the machine that reads the row.
 OF_ONE_MACHINE = {"dataset", "dataset_in_microbatches", "generator", "pydataset", "drifted"}
 PATH = os.pathsep.join(sys.path)

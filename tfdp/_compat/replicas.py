@@ -4,6 +4,7 @@ Each function says in words what Keras does, as a report to it would.
 """
 
 import keras
+import tensorflow as tf
 from keras.src.backend.tensorflow import trainer
 
 
@@ -57,7 +58,9 @@ def over_replicas(model, strategy, step, data) -> dict:
     had different numbers of them, though it reads the metrics of all replicas at the end of an epoch.
     """
     if strategy.num_replicas_in_sync == 1:
-        return step(data)
+        # Variables of these strategies are assigned in a replica, even if there is only one.
+        mirrored = tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy
+        return strategy.run(step, args=(data,)) if isinstance(strategy, mirrored) else step(data)
     logs = strategy.run(step, args=(data,))
     metrics = model.get_metrics_result()  # which adds the replicas' sums and counts
     if logs.keys() == metrics.keys():

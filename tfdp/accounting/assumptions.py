@@ -137,7 +137,8 @@ DECLARED: Table = {
     "no record in two shards": (
         lambda run, _: run.shards > 1,
         "The data were in {run.shards} shards, each on a machine that drew lots from it independently "
-        "of the others; the numbers are those of all shards together. No record is in two of them.",
+        "of the others; the numbers are those of all shards together. No record and no person is in "
+        "two of them.",
     ),
     "no more records of a user": (
         lambda run, _: run.contribution.max_examples_per_user > 1,

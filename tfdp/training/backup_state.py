@@ -106,13 +106,12 @@ def setup_of(model, feed: Feed) -> dict:
     lots = feed.lots
     if lots is not None and not (sampling_class(lots.sampling).whole_epochs or lots.groups > 1):
         lots = None  # its examples have no places
-    if lots is not None and lots.sharded:
-        lots = None  # another machine's examples are others
     return {
         "version": _VERSION,
         "optimizer": type(model.optimizer).__name__,
         "variables": [[str(v.dtype), *v.shape] for v in _variables(model).values()],
-        "examples": None if lots is None else lots.fingerprint(),
+        # Of shards, only this machine can read one; all of them are told apart by a few rows.
+        "examples": None if lots is None else [*feed.shards] or lots.fingerprint(),
     }
 
 

@@ -17,7 +17,8 @@ def build_for(model, x) -> None:
     """
     if model.built and all(layer.built for layer in layers_of(model)):
         return
-    build_symbolically(model, keras.tree.map_structure(_symbolic, x))
+    with model.distribute_strategy.scope():
+        build_symbolically(model, keras.tree.map_structure(_symbolic, x))
 
 
 def outputs_for(model, x) -> list:
@@ -25,7 +26,9 @@ def outputs_for(model, x) -> list:
     if model.built and is_graph_of_layers(model):
         return model.outputs
     rows = keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[:1], x)
-    return keras.tree.flatten(build_symbolically(model, keras.tree.map_structure(_symbolic, rows)))
+    with model.distribute_strategy.scope():
+        outputs = build_symbolically(model, keras.tree.map_structure(_symbolic, rows))
+    return keras.tree.flatten(outputs)
 
 
 def _symbolic(leaf):

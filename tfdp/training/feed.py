@@ -45,6 +45,7 @@ class Feed:
         adapter: Keras gets it in place of the dataset, and it gives the same lots; or None.
         validation_data: as in `fit`.
         key: the secret of the training that several machines share, 16 bytes; None on one machine.
+        shards: a digest of a few rows of each machine's shard, in order; empty without shards.
     """
 
     sampling: Sampling
@@ -58,6 +59,7 @@ class Feed:
     adapter: DataAdapter | None = None
     validation_data: object = None
     key: bytes | None = None
+    shards: tuple[int, ...] = ()
 
     @property
     def insecure_seed(self) -> bool:

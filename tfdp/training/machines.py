@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tfdp._compat.replicas import several_machines
 from tfdp._compat.tensorflow import concrete_function
+from tfdp.data.arrays import all_arrays
 from tfdp.training.describe import facts_of
 from tfdp.training.feed import Feed
 from tfdp.training.position import Position
@@ -34,7 +35,28 @@ def with_key(model, feed: Feed) -> Feed:
             "twice. Pass arrays, a source, or tfdp.data.make_lots(...)."
         )
     words = np.frombuffer(os.urandom(16), "<u4").tolist()
-    return dataclasses.replace(feed, key=_from_all(strategy, words)[0].astype("<u4").tobytes())
+    found = _from_all(strategy, [*words, _rows_of(feed.lots)])
+    key, contents = found[0, :4].astype("<u4").tobytes(), found[:, 4].tolist()
+    if feed.lots is None:
+        return dataclasses.replace(feed, key=key)
+    if feed.lots.sharded and len(set(contents)) < len(contents):
+        raise ValueError(
+            "Two machines have the same examples, which would count twice. Pass each its own shard."
+        )
+    if not feed.lots.sharded and len(set(contents)) > 1:
+        raise ValueError(
+            "The machines have different examples. Give all of them the same data; or pass shards that "
+            "only their machine can read as make_lots(..., shard_of=n), with n examples in all."
+        )
+    return dataclasses.replace(feed, key=key, shards=tuple(contents) if feed.lots.sharded else ())
+
+
+def _rows_of(lots) -> int:
+    """A digest of a few rows of the source."""
+    if lots is None:
+        return 0
+    places = np.unique(np.linspace(0, len(lots.source) - 1, 32).astype(np.int64))
+    return _digest(_of_arrays(all_arrays(lots.source.rows(places))))
 
 
 def check_agreement(model, feed: Feed, position: Position, batch=None) -> None:
@@ -82,12 +104,12 @@ def _facts(model, feed, position, batch) -> dict[str, str]:
     session, local = account.session, len(strategy.extended.worker_devices)
     size = None if lots is None else lots.spec
     if lots is not None and not lots.sharded:
-        size = (size, len(lots.source), lots.available_examples)
+        size = (size, len(lots.source), lots.available_examples, feed.physical_batch_size)
     return {
         "the version": repr((__version__, tf.__version__, keras.__version__)),
         "the number of devices": repr((strategy.num_replicas_in_sync, local)),
         "the run": repr((facts_of(model, feed, model.optimizer, account.start), account.plan)),
-        "the data": repr((size, feed.steps, feed.physical_batch_size)),
+        "the data": repr((size, feed.steps)),
         "the position": repr((position, None if session is None else session.entry.taken)),
         "the weights": _of_arrays(v for v in variables if id(v) not in of_metrics),
         "the batch": _of_arrays(leaf for leaf in tf.nest.flatten(batch) if leaf is not None),
@@ -101,7 +123,8 @@ def _digest(text: str) -> int:
 def _of_arrays(arrays) -> str:
     found = hashlib.sha256()
     for array in arrays:
-        found.update(np.ascontiguousarray(keras.ops.convert_to_numpy(array)).tobytes())
+        array = np.ascontiguousarray(keras.ops.convert_to_numpy(array))
+        found.update(repr(array.tolist()).encode() if array.dtype == object else array.tobytes())
     return found.hexdigest()
 
 

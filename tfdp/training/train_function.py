@@ -83,12 +83,12 @@ def _traced(model):
 
         def taken(resource, steps):
             iterator = iterator_of(spec, resource)
-            logs = step(iterator.get_next())
+            logs = on_lot(iterator.get_next())
             if model.steps_per_execution == 1:
                 return logs
             return tf.while_loop(
                 lambda i, logs: i < steps,
-                lambda i, logs: (i + 1, step(iterator.get_next())),
+                lambda i, logs: (i + 1, on_lot(iterator.get_next())),
                 [1, logs],
                 parallel_iterations=1,
             )[1]
