@@ -69,6 +69,14 @@ def test_float16_is_refused():
         keras.config.set_dtype_policy("float32")
 
 
+@pytest.mark.parametrize("model", [None, lambda: keras.Sequential([layers.Dense(3)])])
+def test_a_strategy_with_one_replica(model):
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        model = small(model=None if model is None else model())
+    train(model)
+    assert steps(model) == 2
+
+
 def test_layers_that_build_left_without_weights_are_built_with_the_data():
     class Inner(keras.Model):
         def __init__(self):
