@@ -1,5 +1,6 @@
 """Two machines, as processes on one: they train as one device, refuse to differ, and end together."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from tests.training.replica_cases import CASES
 from tests.training.small import small
 from tests.training.test_replicas import OTHERS, QUICK
 from tfdp.training import feed as feeds
+from tfdp.training.backup_state import setup_of
 
 REFUSED = ["other_data", "equal_shards", "other_weights", "wrong_shards", "own_batches"]
 # Batches that a machine draws are refused; views have seeds of the machine that reads the row.
@@ -164,6 +166,15 @@ def test_a_shard_is_drawn_at_the_rate_of_all():
         assert (lots.num_examples, lots.steps_per_epoch) == (4000, 40)
         sizes = [len(i) for i in lots.indices().take(40)]
         assert 800 < sum(sizes) < 1200  # 40 lots of 1000 * 100 / 4000 examples
+
+
+def test_shards_stay_with_their_machines():
+    """Otherwise an example would be in two lots of an epoch that is resumed."""
+    lots = tfdp.data.make_lots("random_allocation", np.zeros((8, 4)), lot_size=4, shard_of=16)
+    feed, model = feeds.feed_of(lots), small()
+    model.optimizer.build(model.trainable_variables)
+    setups = [setup_of(model, dataclasses.replace(feed, shards=s)) for s in ((1, 2), (2, 1))]
+    assert setups[0]["examples"] != setups[1]["examples"]
 
 
 def test_a_shard_needs_several_machines():

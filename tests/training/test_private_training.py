@@ -71,8 +71,9 @@ def test_float16_is_refused():
 
 @pytest.mark.parametrize("model", [None, lambda: keras.Sequential([layers.Dense(3)])])
 def test_a_strategy_with_one_replica(model):
+    optimizer = sgd()  # made outside, as often
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
-        model = small(model=None if model is None else model())
+        model = small(optimizer, None if model is None else model(), {"run_eagerly": False})
     train(model)
     assert steps(model) == 2
 

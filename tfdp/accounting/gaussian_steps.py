@@ -8,7 +8,8 @@
   "replace" (for vectors of one direction: Schuchardt et al. 2024). In groups that take turns, there
   are ceil(steps / groups) turns, with probability groups * L/N. A user's records may be in several
   groups: given what an earlier step of a turn released, the lemma puts the terms of a later one into
-  one direction, and the sum of all steps' distances is at most that of one step with all records.
+  one direction. Over all steps of the turn, the centres are then no farther apart than in one step that
+  has all the records.
 * Microbatches of several examples are fixed groups, and lots are drawn from whole groups. A record
   moves the clipped mean of its group from one point of the ball to another, so every adjacency is
   replace_one for groups. Records of a user that share a group only leave fewer terms to move.

@@ -36,16 +36,8 @@ INTERNAL = {
     *NOISE_MAKING,
     *REFUSED,
     *("accounted", "apply", "apply_gradients", "begin", "check_class", "continues"),
-    *(
-        "described_steps",
-        "hidden_variables",
-        "mean_factor",
-        "mechanism",
-        "refused",
-        "release_means",
-        "resume",
-    ),
-    *("scalars", "secret_state", "seeded", "stateless_apply", "title"),
+    *("described_steps", "hidden_variables", "mean_factor", "mechanism", "refused"),
+    *("release_means", "resume", "scalars", "secret_state", "seeded", "stateless_apply", "title"),
 }
 
 

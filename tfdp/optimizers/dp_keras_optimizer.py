@@ -273,10 +273,11 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
 
     def begin(self, session: Session) -> None:
         """Prepares the optimizer for a session before its first step."""
-        # Only a seeded source uses the salt: each session of this optimizer draws different numbers.
         self._sessions += 1
-        self._noise = NoiseSource(self._seed, (self._sessions, session.first_iteration))
-        if session.key is not None and not self.seeded:
+        if session.key is None or self.seeded:
+            # Only a seeded source uses the salt: each session of this optimizer draws other numbers.
+            self._noise = NoiseSource(self._seed, (self._sessions, session.first_iteration))
+        else:
             key = derived(session.key, "noise")  # equal on all machines
             self._noise = NoiseSource.with_key(np.frombuffer(key, np.int64))
 

@@ -285,9 +285,8 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
     def _move_means(self, gradients, rate, mechanism):
         hidden = self._hidden
         if hidden.rule is not None:
-            with replaced(
-                hidden.rule, _all_reduce_sum_gradients=list
-            ):  # they are sums of all replicas
+            # The gradients are sums over all replicas already.
+            with replaced(hidden.rule, _all_reduce_sum_gradients=list):
                 hidden.rule.apply(gradients, hidden.means)
             return
         for i, (gradient, mean) in enumerate(zip(gradients, hidden.means, strict=True)):

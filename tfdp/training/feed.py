@@ -92,10 +92,8 @@ class Feed:
             model: the model; the replicas of its strategy get shares of each lot.
         """
         lots, strategy = self.lots, model.distribute_strategy
-        if lots is None:
-            return (
-                self._in_shares(model) if several(strategy) else self
-            )  # the training skips earlier batches
+        if lots is None:  # the training skips earlier batches
+            return self._in_shares(model) if several(strategy) else self
         kind, start, left_out = sampling_class(lots.sampling), 0, 0
         if kind.whole_epochs:
             start = position.taken % lots.steps_per_epoch

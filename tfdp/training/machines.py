@@ -4,8 +4,9 @@ The chief makes the secret of a training and sends it once, before the first ste
 the indices of all lots, and the noise, from it, so nothing else has to be sent than sums. The secret
 and the sums, which have no noise, cross the network as TensorFlow sends them: without encryption.
 
-Formal guarantee: no step begins unless all processes describe the same run on data of the same size,
-from the same weights and position, with the same versions and the same number of replicas.
+Formal guarantee: no step begins unless all processes describe the same run, from the same weights and
+position, with the same versions and the same number of replicas, on data of the same size of which 32
+rows are the same; with shards, these rows differ, and the sizes add up.
 """
 
 import dataclasses
