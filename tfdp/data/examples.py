@@ -22,6 +22,9 @@ def stacked(examples: Sequence[tuple], indices: np.ndarray) -> tuple:
         examples: at least one.
         indices: their row numbers in the source, for messages.
     """
+    if (columns := columns_of(examples)) is not None:
+        return columns
+    examples = [named_row(i, values_of, e) for i, e in zip(indices, examples, strict=True)]
     form = _form(examples[0])
     for index, example in zip(indices, examples, strict=True):
         if (other := _form(example)) != form:
@@ -29,11 +32,51 @@ def stacked(examples: Sequence[tuple], indices: np.ndarray) -> tuple:
                 f"Row {index} of the source has the form {other}, and row {indices[0]} has {form}. "
                 "Give all rows the same entries and shapes, in the source or by map(f)."
             )
-    columns = [
-        None if values[0] is None else in_lots(_stack([*map(as_value, values)]))
-        for values in zip(*map(tf.nest.flatten, examples), strict=True)
-    ]
-    return tf.nest.pack_sequence_as(examples[0], columns)
+    return _columns(examples)
+
+
+def columns_of(examples: Sequence[tuple]) -> tuple | None:
+    """Stacks structures of values, all rows of an entry at a time; None if rows differ in form."""
+    try:
+        return _columns(examples)
+    except (TypeError, ValueError):
+        return None
+
+
+def _columns(values: Sequence) -> Any:
+    if isinstance(values[0], list):
+        values = [*map(values_of, values)]
+    first = values[0]
+    if isinstance(first, dict):
+        _same(isinstance(value, dict) and value.keys() == first.keys() for value in values)
+        return {name: _columns([value[name] for value in values]) for name in first}
+    if isinstance(first, tuple):
+        _same(isinstance(value, tuple) and len(value) == len(first) for value in values)
+        return tuple(map(_columns, zip(*values, strict=True)))
+    if first is None:
+        _same(value is None for value in values)
+        return None
+    return in_lots(_column(values))
+
+
+def _column(values: Sequence) -> np.ndarray:
+    if {*map(type, values)} <= _NUMBERS:
+        array = np.array(values)
+        _same([array.dtype != object])  # as of integers of more than 64 bits
+        return array
+    values = [*map(as_value, values)]
+    forms = {(_is_text(value), shape_of(value)) for value in values}
+    _same([len(forms) == 1])
+    return np.array(values, object) if isinstance(values[0], bytes | str) else np.stack(values)
+
+
+def _same(found):
+    if not all(found):
+        raise ValueError("The rows have different forms.")
+
+
+# Types whose values NumPy converts to an array of numbers by itself.
+_NUMBERS = {bool, int, float, *(np.dtype(code).type for code in "?bhilBHILefd")}
 
 
 def _form(example):
@@ -135,10 +178,6 @@ def shape_of(value: Any) -> tuple:
     if isinstance(value, np.ndarray):
         return value.shape
     return () if isinstance(value, bytes | str) else tuple(np.shape(value))
-
-
-def _stack(values: Sequence) -> np.ndarray:
-    return np.array(values, object) if isinstance(values[0], bytes | str) else np.stack(values)
 
 
 def values_of(example: Any) -> Any:

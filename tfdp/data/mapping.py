@@ -18,13 +18,13 @@ import tensorflow as tf
 
 from tfdp.data.arrays import all_arrays, each_array, with_arrays
 from tfdp.data.examples import (
-    as_value,
+    columns_of,
     in_lots,
     in_threads,
     named_row,
     rows_of_columns,
-    shape_of,
     stacked,
+    values_of,
 )
 
 
@@ -60,8 +60,8 @@ class RowFunction:
             The structure (x, y, sample_weight) of arrays [rows, ...].
         """
         with tf.device("CPU:0"):  # on any training device
-            if isinstance(rows, list) and not self.python and _alike(rows):
-                rows = stacked(rows, indices)
+            if isinstance(rows, list) and not self.python:
+                rows = columns_of(rows) or rows
             if isinstance(rows, tuple) and not self.python:
                 try:
                     made = _unpacked(self._of_rows(_packed(rows), seeds))
@@ -69,9 +69,9 @@ class RowFunction:
                 except tf.errors.OpError:
                     pass  # calls for single rows find the one that failed
             examples = rows if isinstance(rows, list) else rows_of_columns(rows)
-            examples = [each_array(as_value, _packed(example)) for example in examples]
+            rows = [named_row(i, values_of, e) for i, e in zip(indices, examples, strict=False)]
             one = self._called if self.python else self._traced
-            calls = [*zip(indices, itertools.repeat(one), examples, seeds, strict=False)]
+            calls = [*zip(indices, itertools.repeat(one), map(_packed, rows), seeds, strict=False)]
             return stacked([_unpacked(made) for made in in_threads(_named, calls)], indices)
 
     def _called(self, example, seed):
@@ -122,12 +122,6 @@ _NOT_TRACED = (
 def _named(call):
     index, function, example, seed = call
     return named_row(index, function, example, seed)
-
-
-def _alike(examples) -> bool:
-    """Whether all examples have the same shapes."""
-    shapes = {tuple(map(shape_of, tf.nest.flatten(example))) for example in examples}
-    return len(shapes) == 1
 
 
 def _packed(example):

@@ -30,7 +30,6 @@ from tfdp.data.examples import (
     in_threads,
     named_row,
     stacked,
-    values_of,
 )
 from tfdp.data.mapping import RowFunction
 
@@ -212,7 +211,7 @@ class Records(Source):
             raise ValueError(
                 "Expected an example. Received None, as for a row that was filtered out."
             )
-        return (*map(values_of, record), None, None)[:3]
+        return (*record, None, None)[:3]
 
 
 class Part(Source):
