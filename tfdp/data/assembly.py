@@ -56,46 +56,59 @@ class Assembly:
         members = (units[:, None] * self.unit_size + np.arange(self.unit_size)).ravel()
         return np.minimum(members, self.available)
 
-    def lot(
-        self,
-        units: np.ndarray,
-        size_for: Callable[[int], int],
-        people: Callable[[], bytes],
-        views: Callable[[], bytes],
-        step: int,
-        spec: tuple | None = None,
-    ) -> tuple:
-        """Returns the rows (x, y, sample_weight) of units, unit after unit, then padding.
+    def places(
+        self, units: np.ndarray, rows: int, people: Callable[[], bytes]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns where the rows of a lot are in the source, unit after unit, then padding.
 
         Args:
             units: as a scheme draws them.
-            size_for: maps the number of rows needed to the number of rows of the lot.
+            rows: number of rows of the lot, at least those of its units.
             people: returns the secret for the choice among a person's examples.
-            views: returns the secret from which the seeds of functions are derived.
-            step: number of the lot.
-            spec: the `tf.TensorSpec`s that all lots have; None does not compare them.
+
+        Returns:
+            The index of each row, int64, and its share of a weight, float32: 0 for absent rows.
         """
         indices = self.neighbours(units)
         indices = np.where(indices < self.available, indices, -1)
         scale = np.ones(len(indices), np.float32)
         if self.people is not None:
             indices, scale = self._of_people(indices, people())
-        indices, scale = (np.repeat(values, self.augmentations) for values in (indices, scale))
+        if self.augmentations > 1:
+            indices, scale = (np.repeat(each, self.augmentations) for each in (indices, scale))
         present = np.flatnonzero(indices >= 0)
-        rows = size_for(len(indices))
+        taken = np.full(rows, indices[present[0]] if len(present) else 0)
+        share = np.zeros(rows, np.float32)
+        taken[present], share[present] = indices[present], scale[present]
+        return taken, share
+
+    def rows(
+        self,
+        taken: np.ndarray,
+        share: np.ndarray,
+        views: Callable[[], bytes],
+        step: int,
+        spec: tuple | None = None,
+    ) -> tuple:
+        """Returns the rows (x, y, sample_weight) at some places.
+
+        Args:
+            taken, share: as `places` returns them: of one lot if there are functions, else of any
+                number of lots.
+            views: returns the secret from which the seeds of functions are derived.
+            step: number of the lot.
+            spec: the `tf.TensorSpec`s that all lots have; None does not compare them.
+        """
         if self.functions:
-            found = np.zeros(rows, np.int64)
+            present = np.flatnonzero(share)
+            found = np.zeros(len(taken), np.int64)
             found[present] = np.arange(len(present))
-            drawn = self._mapped(indices[present], present % self.augmentations, views(), step)
+            drawn = self._mapped(taken[present], present % self.augmentations, views(), step)
             x, y, weight = at_places(drawn, found)
         else:
-            taken = np.full(rows, indices[present[0]] if len(present) else 0)
-            taken[present] = indices[present]
             x, y, weight = self.source.rows(taken)
         if spec is not None:
-            x, y = conformed((x, y), spec[:2], int(indices[present[0]]) if len(present) else 0)
-        share = np.zeros(rows, np.float32)
-        share[present] = scale[present]
+            x, y = conformed((x, y), spec[:2], int(taken[0]))
         if self.weights_of is not None:
             if weight is not None:
                 raise ValueError("class_weight and sample_weight cannot be combined. Remove one.")

@@ -1,4 +1,4 @@
-"""An infinite `tf.data.Dataset` of arrays that are computed in Python, one element after the other."""
+"""An infinite `tf.data.Dataset` of arrays that are computed in Python, some elements at a time."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -28,11 +28,13 @@ def computed(
     first: int,
     lot_size: int,
     in_memory: bool,
+    together: int,
 ) -> tf.data.Dataset:
-    """Returns the packed arrays that `function(stream, number, words)` returns, without end.
+    """Returns the packed arrays that `function(stream, numbers, words)` returns, without end.
 
     Args:
-        function: returns the arrays of an element; `stream` is the number of the iterator.
+        function: returns the lengths of elements and their arrays, one element after the other;
+            `stream` is the number of the iterator, and `numbers` are those of the elements.
         specs: the `tf.TensorSpec` of each array.
         pack: maps the arrays to an element of the dataset.
         words: give each iterator its stream.
@@ -40,6 +42,7 @@ def computed(
         first: number of the first element.
         lot_size: for the warning about slow reading.
         in_memory: whether the rows are in memory, so that a slow lot has other reasons.
+        together: number of elements that a call computes.
     """
     quiet = [in_memory]
 
@@ -49,21 +52,34 @@ def computed(
 
     def columns_of(stream, number):
         began = time.perf_counter()
-        columns = calls.call(function, int(stream), int(number), words)
+        numbers = range(number, number + together)
+        lengths, columns = calls.call(function, int(stream), numbers, words)
         # The first element of an iterator opens files and traces functions.
         if number > first and (seconds := time.perf_counter() - began) > _SLOW and not any(quiet):
             quiet.append(True)
             logging.warning(_SLOW_LOT, lot_size, seconds)
-        return columns
+        return [np.cumsum([0, *lengths]), *columns]
 
     def compute(stream, number):
-        columns = tf.numpy_function(columns_of, [stream, number], [spec.dtype for spec in specs])
-        return pack(*map(tf.ensure_shape, columns, [spec.shape for spec in specs]))
+        dtypes = [tf.int64, *(spec.dtype for spec in specs)]
+        ends, *columns = tf.numpy_function(columns_of, [stream, number], dtypes)
+        columns = map(tf.ensure_shape, columns, [spec.shape for spec in specs])
+        return tf.ensure_shape(ends, [together + 1]), *columns
+
+    @do_not_convert
+    def apart(ends, *columns):
+        def element(i):
+            return pack(*(column[ends[i] : ends[i + 1]] for column in columns))
+
+        return tf.data.Dataset.range(together).map(do_not_convert(element))
 
     @do_not_convert
     def elements(_):
         stream = tf.numpy_function(new_stream, [], tf.int64)
-        numbers = tf.data.Dataset.counter(first)
+        numbers = tf.data.Dataset.counter(first, together)
         return numbers.map(do_not_convert(lambda number: compute(stream, number)))
 
-    return tf.data.Dataset.range(1).flat_map(elements)
+    computed = tf.data.Dataset.range(1).flat_map(elements)
+    if together == 1:
+        return computed.map(do_not_convert(lambda _, *columns: pack(*columns)))
+    return computed.prefetch(1).flat_map(apart)

@@ -17,6 +17,7 @@ Formal guarantees:
 
 import dataclasses
 import functools
+import math
 import os
 from collections.abc import Callable
 
@@ -38,6 +39,9 @@ from tfdp.data.words import PEOPLE, VIEWS, Words
 
 # Lots are padded to a multiple of this number of rows if no physical batch size is given.
 _ROUNDING = 8
+# A call of Python from TensorFlow takes as long as reading a small lot, so small lots are read
+# together: at most so many, of at most so many bytes.
+_TOGETHER, _TOGETHER_BYTES = 8, 1 << 23
 _WHOLE = Shares()
 
 
@@ -233,8 +237,9 @@ class Lots:
     @functools.cached_property
     def spec(self) -> tuple:
         """The `tf.TensorSpec` of each leaf of a lot, in the structure (x, y, sample_weight)."""
-        units, secret = np.zeros(0, np.int64), functools.partial(bytes, 16)
-        return spec_of(self._assembly.lot(units, self._rows, secret, secret, 0))
+        none, secret = np.zeros(0, np.int64), functools.partial(bytes, 16)
+        places = self._assembly.places(none, self._rows(0), secret)
+        return spec_of(self._assembly.rows(*places, secret, 0))
 
     def in_memory(self) -> tuple | None:
         """The examples (x, y) as arrays, if they are in memory and no function changes them."""
@@ -277,9 +282,10 @@ class Lots:
         """
         spec = [tf.TensorSpec((None,), tf.int64)]
 
-        def members(stream, step, words):
-            units = self.scheme.draw(words, stream, step, turn)
-            return [self._assembly.neighbours(units)]
+        def members(stream, steps, words):
+            units = self.scheme.draw(words, stream, steps[0], turn)
+            found = self._assembly.neighbours(units)
+            return [len(found)], [found]
 
         return self._computed(members, spec, turn, start, order, lambda indices: indices)
 
@@ -315,29 +321,45 @@ class Lots:
         """
         spec, unit = self.spec, self.microbatch_size * self.views
 
-        def rows(stream, number, words):
-            step, share = shares.at(number)
-            drawn = self.scheme.draw(words, stream, step, turn)
-            units, size = shares.units(drawn, share, self._rows(len(drawn) * unit), unit)
-            people = functools.partial(words.secret, stream, step, PEOPLE)
+        def rows(stream, numbers, words):
             # Words of a given order are secret, and those of a user's seed are not.
             viewing = self._view_words if order is None else words
             views = functools.partial(viewing.secret, stream, purpose=VIEWS)
-            lot = self._assembly.lot(units, lambda _: size, people, views, step, spec)
-            return all_arrays(lot)
+            lots = []
+            for number in numbers:
+                step, share = shares.at(number)
+                drawn = self.scheme.draw(words, stream, step, turn)
+                units, size = shares.units(drawn, share, self._rows(len(drawn) * unit), unit)
+                people = functools.partial(words.secret, stream, step, PEOPLE)
+                lots.append(self._assembly.places(units, size, people))
+            taken, weights = map(np.concatenate, zip(*lots, strict=True))
+            lot = self._assembly.rows(taken, weights, views, step, spec)
+            return [len(each) for each, _ in lots], all_arrays(lot)
 
         def packed(*columns):
             return with_arrays(spec, columns)
 
-        dataset = self._computed(rows, all_arrays(spec), turn, start, order, packed, shares)
+        together = self._together(spec)
+        dataset = self._computed(
+            rows, all_arrays(spec), turn, start, order, packed, shares, together
+        )
         # Declares that the dataset is infinite, so that a trainer can require a number of steps.
         infinite = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
         dataset = dataset.apply(infinite).prefetch(2)  # lots are drawn while a step runs
         dataset.tfdp_lots = self
         return dataset
 
-    def _computed(self, lot, specs, turn, start, order, pack, shares=_WHOLE) -> tf.data.Dataset:
-        """The packed arrays that `lot(stream, number, words)` returns for each share from `start`."""
+    def _together(self, spec) -> int:
+        """Number of lots that are read together, which saves time for arrays in memory."""
+        if self.in_memory() is None:  # each lot takes long, or its functions get its secret
+            return 1
+        row = sum(s.dtype.size * math.prod(s.shape[1:]) for s in all_arrays(spec))
+        return max(1, min(_TOGETHER, _TOGETHER_BYTES // (row * self.padded_size)))
+
+    def _computed(
+        self, lots, specs, turn, start, order, pack, shares=_WHOLE, together=1
+    ) -> tf.data.Dataset:
+        """The packed arrays that `lots(stream, numbers, words)` returns for the shares from `start`."""
         if os.getpid() != self.process_id:
             raise RuntimeError(
                 "Lots can only be drawn in the process that made them, since a fork would draw the "
@@ -350,7 +372,7 @@ class Lots:
         first = whole("start", start, 0) * shares.local
         words = self._words if order is None else Words(order, streams=False)
         held = self.in_memory() is not None
-        return computed(lot, specs, pack, words, self._calls, first, self.lot_size, held)
+        return computed(lots, specs, pack, words, self._calls, first, self.lot_size, held, together)
 
     def _rows(self, needed: int) -> int:
         """Number of rows of a lot of which `needed` rows are used."""
