@@ -1,7 +1,7 @@
 """Drawing and reading: a hundred million records, and lots from several sources beside `tf.data`.
 
-`python -m benchmarks.data` prints two tables. Each figure is the median of rounds in which the ways of
-reading take turns, in milliseconds of wall time.
+`python -m benchmarks.data` prints three tables. Each figure is the median of rounds in which the ways
+of reading take turns, in milliseconds of wall time.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import time
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
 import tfdp
 from tfdp._compat.keras import PyDatasetAdapter
@@ -103,6 +104,30 @@ def training() -> tuple[float, float]:
         for made, data, times in ((plain, drawn, both[0]), (private, lots, both[1])):
             times.append(timed(lambda m=made, d=data: m.fit(d, steps_per_epoch=30, verbose=0)) / 30)
     return tuple(statistics.median(times[1:]) for times in both)
+
+
+def keeping_up() -> list[tuple]:
+    """(lot size, ms of a step of plain Keras that is fed by lots, by `tf.data`, by `fit`) on arrays."""
+    rng, found = np.random.default_rng(0), []
+    x, y = rng.random((20_000, 784), np.float32), rng.integers(0, 10, 20_000)
+    dense = [keras.layers.Dense(units, "relu") for units in (128, 128)]
+    model = keras.Sequential([keras.Input((784,)), *dense, keras.layers.Dense(10)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    for lot_size in (64, 256):
+        steps = len(x) // lot_size
+        lots = make_lots("fixed_size", x, y, lot_size=lot_size).as_dataset()
+        pipeline = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(x)).repeat()
+        given = (
+            {"x": lots.map(lambda x, y, _: (x, y)), "steps_per_epoch": steps},
+            {"x": pipeline.batch(lot_size).prefetch(2), "steps_per_epoch": steps},
+            {"x": x, "y": y, "batch_size": lot_size},
+        )
+        times = [
+            [timed(lambda g=g: model.fit(**g, epochs=2, verbose=0)) / (2 * steps) for g in given]
+            for _ in range(6)
+        ]
+        found.append((lot_size, *np.median(times[1:], axis=0)))
+    return found
 
 
 def array_record(path: pathlib.Path, x: np.ndarray, y: np.ndarray):
@@ -193,9 +218,13 @@ def sources(folder: pathlib.Path, examples: int = 20_000, lot_size: int = 256) -
         dataset.finish = made.on_epoch_end  # else its workers go on beside the next way
         return dataset
 
+    def of_keras():
+        return ArrayDataAdapter(x, y, batch_size=lot_size, shuffle=True).get_tf_dataset().repeat()
+
     ways = {
         "arrays": (lambda: make_lots("fixed_size", x, y, lot_size=lot_size).as_dataset()),
         "arrays, tf.data": lambda: pipeline(x),
+        "arrays, fit of Keras": of_keras,
         "memmap": (lambda: make_lots("fixed_size", mapped, y, lot_size=lot_size).as_dataset()),
         "memmap, PyDataset": lambda: adapter(Batches(lambda i: (mapped[i], y[i]), examples)),
         "files": lambda: make_lots("fixed_size", Files(), lot_size=lot_size).as_dataset(),
@@ -231,7 +260,10 @@ def main() -> None:
     print(
         f"private {private:.1f} ms. Peak memory above the import: {peak_mib() - before:,.0f} MiB.\n"
     )
-    print("| source | ms for a lot of 256 |\n| --- | ---: |")
+    print("| lot | step fed by lots, ms | by `tf.data` | by `fit` |\n| ---: | ---: | ---: | ---: |")
+    for lot_size, *times in keeping_up():
+        print(f"| {lot_size} | {' | '.join(f'{value:.2f}' for value in times)} |")
+    print("\n| source | ms for a lot of 256 |\n| --- | ---: |")
     with tempfile.TemporaryDirectory() as folder:
         for name, value in sources(pathlib.Path(folder)).items():
             print(f"| {name} | {value:.2f} |")

@@ -1,5 +1,6 @@
 """An infinite `tf.data.Dataset` of arrays that are computed in Python, some elements at a time."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -17,6 +18,15 @@ _SLOW_LOT = (
     "A lot of %d examples took %.1f s to read. If rows come in blocks or are slow to decode, write "
     "them once: tfdp.data.cached(source, folder)."
 )
+# A call of Python from TensorFlow takes as long as reading a small lot, so small lots are read
+# together: at most so many, of at most so many bytes.
+_TOGETHER, _TOGETHER_BYTES = 8, 1 << 23
+
+
+def number_together(specs: Sequence[tf.TensorSpec], rows: int) -> int:
+    """Returns the number of elements to compute together, if each has about so many rows."""
+    row = sum(spec.dtype.size * math.prod(spec.shape[1:]) for spec in specs)
+    return max(1, min(_TOGETHER, _TOGETHER_BYTES // (row * rows)))
 
 
 def computed(

@@ -17,7 +17,6 @@ Formal guarantees:
 
 import dataclasses
 import functools
-import math
 import os
 from collections.abc import Callable
 
@@ -28,7 +27,7 @@ from tfdp._validate import whole
 from tfdp.data.arrays import all_arrays, with_arrays
 from tfdp.data.assembly import Assembly
 from tfdp.data.calls import Calls
-from tfdp.data.computed import computed
+from tfdp.data.computed import computed, number_together
 from tfdp.data.examples import spec_of
 from tfdp.data.mapping import RowFunction
 from tfdp.data.people import People
@@ -39,9 +38,6 @@ from tfdp.data.words import PEOPLE, VIEWS, Words
 
 # Lots are padded to a multiple of this number of rows if no physical batch size is given.
 _ROUNDING = 8
-# A call of Python from TensorFlow takes as long as reading a small lot, so small lots are read
-# together: at most so many, of at most so many bytes.
-_TOGETHER, _TOGETHER_BYTES = 8, 1 << 23
 _WHOLE = Shares()
 
 
@@ -283,9 +279,9 @@ class Lots:
         spec = [tf.TensorSpec((None,), tf.int64)]
 
         def members(stream, steps, words):
-            units = self.scheme.draw(words, stream, steps[0], turn)
-            found = self._assembly.neighbours(units)
-            return [len(found)], [found]
+            drawn = (self.scheme.draw(words, stream, step, turn) for step in steps)
+            found = [*map(self._assembly.neighbours, drawn)]
+            return [*map(len, found)], [np.concatenate(found)]
 
         return self._computed(members, spec, turn, start, order, lambda indices: indices)
 
@@ -339,26 +335,14 @@ class Lots:
         def packed(*columns):
             return with_arrays(spec, columns)
 
-        together = self._together(spec)
-        dataset = self._computed(
-            rows, all_arrays(spec), turn, start, order, packed, shares, together
-        )
+        dataset = self._computed(rows, all_arrays(spec), turn, start, order, packed, shares)
         # Declares that the dataset is infinite, so that a trainer can require a number of steps.
         infinite = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
         dataset = dataset.apply(infinite).prefetch(2)  # lots are drawn while a step runs
         dataset.tfdp_lots = self
         return dataset
 
-    def _together(self, spec) -> int:
-        """Number of lots that are read together, which saves time for arrays in memory."""
-        if self.in_memory() is None:  # each lot takes long, or its functions get its secret
-            return 1
-        row = sum(s.dtype.size * math.prod(s.shape[1:]) for s in all_arrays(spec))
-        return max(1, min(_TOGETHER, _TOGETHER_BYTES // (row * self.padded_size)))
-
-    def _computed(
-        self, lots, specs, turn, start, order, pack, shares=_WHOLE, together=1
-    ) -> tf.data.Dataset:
+    def _computed(self, lots, specs, turn, start, order, pack, shares=_WHOLE) -> tf.data.Dataset:
         """The packed arrays that `lots(stream, numbers, words)` returns for the shares from `start`."""
         if os.getpid() != self.process_id:
             raise RuntimeError(
@@ -372,6 +356,8 @@ class Lots:
         first = whole("start", start, 0) * shares.local
         words = self._words if order is None else Words(order, streams=False)
         held = self.in_memory() is not None
+        # A lot that is not held takes long to read, or its functions get a secret of its own.
+        together = number_together(specs, self.padded_size) if held else 1
         return computed(lots, specs, pack, words, self._calls, first, self.lot_size, held, together)
 
     def _rows(self, needed: int) -> int:
