@@ -47,7 +47,12 @@ class Window:
             margins.append((total // 2, total - total // 2))
         if not any(map(any, margins)):
             return images
-        return tf.pad(images, [(0, 0), *margins, (0, 0)])
+        # With few channels, longer rows are copied faster (256 images of 32x32x3: 1.7 ms -> .6).
+        *others, last, channels = images.shape[1:]
+        rows = tf.reshape(images, [-1, *others, last * channels])
+        margins[-1] = tuple(channels * margin for margin in margins[-1])
+        padded = tf.pad(rows, [(0, 0), *margins])
+        return tf.reshape(padded, [-1, *padded.shape[1:-1], padded.shape[-1] // channels, channels])
 
     def positions(self, padded):
         """Returns the lengths of the output's spatial axes for padded images."""
@@ -89,29 +94,38 @@ class Window:
         return tf.reshape(seen, [-1, math.prod(positions), len(offsets) * padded.shape[-1]])
 
     def columns(self, padded):
-        """Returns the same patches with positions last: [rows, offsets * channels, positions].
+        """Yields the same patches with positions last: [rows, last length * channels, positions].
 
         TensorFlow copies slices with a stride number by number. So the images are first cut into blocks
-        as long as the stride, whose remainders become axes before the channels.
+        as long as the stride, whose remainders become axes before the channels. The last axis comes
+        first, since slices along the others are then longer and are copied faster.
         """
-        counts, rank = self.positions(padded), len(self.size)
+        rank, counts = len(self.size), self.positions(padded)
         space, remainders, place = [], [], 1
         for stride in self.strides:
             space.append(place)
             remainders += [place + 1] if stride > 1 else []
             place += 2 if stride > 1 else 1
         seen = tf.transpose(self._blocks(padded), [0, *remainders, place, *space])
-        for axis, (size, stride) in enumerate(zip(self.size, self.strides, strict=True)):
-            taken = []
-            for start in range(0, size * self.dilation[axis], self.dilation[axis]):
-                index = [slice(None)] * seen.shape.rank
-                index[axis - rank] = slice(start // stride, start // stride + counts[axis])
-                if stride > 1:
-                    index[1 + axis] = start % stride
-                taken.append(seen[tuple(index)])
-            seen = tf.stack(taken, axis=1 + axis)
-        width = math.prod(self.size) * padded.shape[-1]
-        return tf.reshape(seen, [-1, width, math.prod(counts)])
+
+        def at(axis, offset):
+            """The blocks and the remainder (none if there is one only) of the inputs at an offset."""
+            start, stride = offset * self.dilation[axis], self.strides[axis]
+            first = start // stride
+            return slice(first, first + counts[axis]), [start % stride] if stride > 1 else []
+
+        others, last, taken = range(rank - 1), rank - 1, []
+        for offset in range(self.size[last]):
+            blocks, remainder = at(last, offset)
+            index = [*remainder, slice(None), *[slice(None)] * (rank - 1), blocks]
+            taken.append(seen[(..., *index)])
+        seen = tf.stack(taken, axis=1)
+        width = self.size[last] * padded.shape[-1]
+        for offsets in itertools.product(*map(range, self.size[:-1])):
+            found = [at(axis, offset) for axis, offset in zip(others, offsets, strict=True)]
+            remainders = [place for _, own in found for place in own]
+            index = [slice(None), slice(None), *remainders, slice(None), *[own for own, _ in found]]
+            yield tf.reshape(seen[tuple(index)], [-1, width, math.prod(counts)])
 
     def _blocks(self, padded):
         """Reshapes each spatial axis of stride s > 1 to [blocks, s]."""
@@ -211,15 +225,20 @@ def products_by_rows(inputs, outputs, window):
 def products_of_columns(inputs, outputs, window):
     """The same gradients, for images of few channels and known lengths.
 
+    There is one product for each offset along the kernel's other axes, as in `products_by_rows` (256
+    images of 28x28x1, kernels of 8: 3.6 ms, and 5.7 with one product of all patches).
+
     Returns:
         A tensor [rows, offsets * channels, filters].
     """
-    columns = window.columns(window.pad(inputs))
-    if outputs.shape[1] == columns.shape[2]:
-        return tf.matmul(columns, outputs)
-    rows, filters = tf.shape(outputs)[0], outputs.shape[2]
-    of_images = tf.matmul(columns, tf.reshape(outputs, [-1, columns.shape[2], filters]))
-    return tf.reduce_sum(tf.reshape(of_images, [rows, -1, columns.shape[1], filters]), axis=1)
+    rows, positions, filters = tf.shape(outputs)[0], *outputs.shape[1:]
+    padded = window.pad(inputs)
+    count = math.prod(window.positions(padded))
+    of_images = outputs if positions == count else tf.reshape(outputs, [-1, count, filters])
+    found = tf.concat([tf.matmul(c, of_images) for c in window.columns(padded)], axis=1)
+    if of_images is outputs:
+        return found
+    return tf.reduce_sum(tf.reshape(found, [rows, -1, found.shape[1], filters]), axis=1)
 
 
 def _of_rows(seen, outputs):
