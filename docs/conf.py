@@ -16,11 +16,8 @@ include_patterns = ["docs/**", "papers/*.md", "benchmarks/README.md", "*.md"]
 exclude_patterns = ["docs/_site", "CHANGELOG.md"]
 html_extra_path = ["_site"]
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinxcontrib.mermaid"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_heading_anchors = 4
-myst_fence_as_directive = ["mermaid"]
-mermaid_height = "auto"
-mermaid_fullscreen = False
 nb_execution_mode = "cache"
 nb_execution_in_temp = True
 nb_execution_timeout = 900
