@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer as DPKerasOptimizer
     from tfdp.optimizers.factory import DPKerasAdagradOptimizer as DPKerasAdagradOptimizer
     from tfdp.optimizers.factory import DPKerasAdamOptimizer as DPKerasAdamOptimizer
+    from tfdp.optimizers.factory import DPKerasAdamWOptimizer as DPKerasAdamWOptimizer
+    from tfdp.optimizers.factory import DPKerasNadamOptimizer as DPKerasNadamOptimizer
+    from tfdp.optimizers.factory import DPKerasRMSpropOptimizer as DPKerasRMSpropOptimizer
     from tfdp.optimizers.factory import DPKerasSGDOptimizer as DPKerasSGDOptimizer
     from tfdp.optimizers.factory import make_dp_optimizer_class as make_dp_optimizer_class
     from tfdp.optimizers.matrix import MatrixDPSGDOptimizer as MatrixDPSGDOptimizer
