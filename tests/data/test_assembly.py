@@ -26,6 +26,17 @@ def with_seed(example, seed):
     return (tf.cast(seed, tf.float32), x), y
 
 
+class Rows:
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index]
+
+
 def take(lots, count=3, **options):
     return [*itertools.islice(lots.as_dataset(**options).as_numpy_iterator(), count)]
 
@@ -72,6 +83,19 @@ class TestFunctions:
             np.testing.assert_array_equal(x[:, 0], 4.0 * y)
             assert weight.all()
         assert {tuple(shape) for shape in shapes} == {(1,)}
+
+    @pytest.mark.parametrize("before", [None, lambda example: example], ids=["records", "results"])
+    @pytest.mark.parametrize("python", [False, True])
+    @pytest.mark.parametrize(
+        "odd", [np.uint16(7), np.float32(7), np.ones(2, np.uint8), 7, 7.5], ids=repr
+    )
+    def test_a_row_is_the_same_beside_rows_of_another_type_or_shape(self, odd, python, before):
+        source = data.as_source(Rows([np.uint8(200), np.uint8(3), odd, np.uint8(5)]))
+        source = source if before is None else source.map(before, python=True)
+        source = source.map(lambda x: float(tf.as_dtype(x.dtype).max), python=python)
+        found = source.rows(np.arange(4))[0].tolist()
+        assert found == [source.rows(np.array([row]))[0].item() for row in range(4)]
+        assert found[0] == found[1] == found[3] == 255
 
     def test_draws_are_those_without_a_function(self):
         plain, mapped = lots_of(seed=1), lots_of(seed=1).map(lambda example: example)

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.data.arrays import as_weights
-from tfdp.data.examples import at_places, conformed
+from tfdp.data.examples import at_places, conformed, stacked
 from tfdp.data.mapping import RowFunction
 from tfdp.data.people import People
 from tfdp.data.permutation import siphash
@@ -108,12 +108,21 @@ class Assembly:
         else:
             x, y, weight = self.source.rows(taken)
         if spec is not None:
-            x, y = conformed((x, y), spec[:2], int(taken[0]))
+            x, y = self._conformed(x, y, spec[:2], taken)
         if self.weights_of is not None:
             if weight is not None:
                 raise ValueError("class_weight and sample_weight cannot be combined. Remove one.")
             weight = self.weights_of(y)
         return x, y, tf.nest.map_structure(lambda leaf: _weighted(leaf, share), weight)
+
+    def _conformed(self, x, y, spec, taken):
+        """Inputs and targets in the form of all lots; an error names the row that has another one."""
+        try:
+            return conformed((x, y), spec, int(taken[0]))
+        except ValueError:
+            for index in np.unique(taken):
+                conformed(self.examples(np.array([index]))[:2], spec, int(index))
+            raise
 
     def examples(self, indices: np.ndarray) -> tuple:
         """Examples (x, y, sample_weight) with all functions applied, in their first view."""
@@ -142,6 +151,8 @@ class Assembly:
                 rows, at, repeated = at_places(rows, places), indices, True
                 seeds = _seeds(siphash(secret, step, indices, views))
             rows = function(rows, seeds, at)
+        if isinstance(rows, list):
+            rows = stacked(rows, at)
         return rows if repeated else at_places(rows, places)
 
     def _random(self) -> list[bool]:

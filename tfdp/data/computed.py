@@ -74,7 +74,10 @@ def computed(
         dtypes = [tf.int64, *(spec.dtype for spec in specs)]
         ends, *columns = tf.numpy_function(columns_of, [stream, number], dtypes)
         columns = map(tf.ensure_shape, columns, [spec.shape for spec in specs])
-        return tf.ensure_shape(ends, [together + 1]), *columns
+        # TensorFlow would run a map of its own in threads, which read ahead.
+        return (
+            pack(*columns) if together == 1 else (tf.ensure_shape(ends, [together + 1]), *columns)
+        )
 
     @do_not_convert
     def apart(ends, *columns):
@@ -90,6 +93,4 @@ def computed(
         return numbers.map(do_not_convert(lambda number: compute(stream, number)))
 
     computed = tf.data.Dataset.range(1).flat_map(elements)
-    if together == 1:
-        return computed.map(do_not_convert(lambda _, *columns: pack(*columns)))
-    return computed.prefetch(1).flat_map(apart)
+    return computed if together == 1 else computed.prefetch(1).flat_map(apart)

@@ -18,6 +18,8 @@ from tfdp.data.calls import check_running
 def stacked(examples: Sequence[tuple], indices: np.ndarray) -> tuple:
     """Stacks structures of values; ValueError with a row's index if rows have different forms.
 
+    Numbers of several types become those that NumPy finds for all of them.
+
     Args:
         examples: at least one.
         indices: their row numbers in the source, for messages.
@@ -32,11 +34,19 @@ def stacked(examples: Sequence[tuple], indices: np.ndarray) -> tuple:
                 f"Row {index} of the source has the form {other}, and row {indices[0]} has {form}. "
                 "Give all rows the same entries and shapes, in the source or by map(f)."
             )
-    return _columns(examples)
+    columns = [
+        None if values[0] is None else in_lots(_stack(values))
+        for values in zip(*map(tf.nest.flatten, examples), strict=True)
+    ]
+    return tf.nest.pack_sequence_as(examples[0], columns)
 
 
 def columns_of(examples: Sequence[tuple]) -> tuple | None:
-    """Stacks structures of values, all rows of an entry at a time; None if rows differ in form."""
+    """Stacks structures of values, all rows of an entry at a time.
+
+    Returns:
+        Columns whose rows are what each row would be by itself; None if rows differ in form or type.
+    """
     try:
         return _columns(examples)
     except (TypeError, ValueError):
@@ -60,19 +70,31 @@ def _columns(values: Sequence) -> Any:
 
 
 def _column(values: Sequence) -> np.ndarray:
-    if {*map(type, values)} <= _NUMBERS:
+    kinds = {*map(type, values)}
+    if len(kinds) == 1 and kinds <= _NUMBERS:
         array = np.array(values)
         _same([array.dtype != object])  # as of integers of more than 64 bits
         return array
+    _same(not issubclass(kind, tuple) for kind in kinds)
     values = [*map(as_value, values)]
-    forms = {(_is_text(value), shape_of(value)) for value in values}
-    _same([len(forms) == 1])
-    return np.array(values, object) if isinstance(values[0], bytes | str) else np.stack(values)
+    _same([len({(_type(value), shape_of(value)) for value in values}) == 1])
+    return _stack(values)
+
+
+def _type(value):
+    """The type of a value, the same for types that are equal in lots."""
+    if _is_text(value):
+        return str
+    return float if value.dtype.kind == "f" else value.dtype
 
 
 def _same(found):
     if not all(found):
         raise ValueError("The rows have different forms.")
+
+
+def _stack(values: Sequence) -> np.ndarray:
+    return np.array(values, object) if isinstance(values[0], bytes | str) else np.stack(values)
 
 
 # Types whose values NumPy converts to an array of numbers by itself.
@@ -241,6 +263,11 @@ def in_lots(rows: np.ndarray) -> np.ndarray:
         texts = [v.encode() if isinstance(v, str) else v for v in rows.ravel().tolist()]
         return np.array(texts, object).reshape(rows.shape)
     return rows.astype(dtype.as_numpy_dtype, copy=False)
+
+
+def value_in_lots(value: Any) -> Any:
+    """Converts a value as `as_value` returns it to its dtype in lots."""
+    return value if isinstance(value, bytes | str) else in_lots(value)
 
 
 def dtype_in_lots(column: Any) -> tf.DType:

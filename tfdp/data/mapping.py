@@ -23,7 +23,7 @@ from tfdp.data.examples import (
     in_threads,
     named_row,
     rows_of_columns,
-    stacked,
+    value_in_lots,
     values_of,
 )
 
@@ -48,8 +48,10 @@ class RowFunction:
         needed = [p for p in given if p.kind in kinds and p.default is p.empty]
         return len(needed) > 1
 
-    def __call__(self, rows: tuple | list[tuple], seeds: np.ndarray, indices: np.ndarray) -> tuple:
-        """Applies the function to rows.
+    def __call__(
+        self, rows: tuple | list[tuple], seeds: np.ndarray, indices: np.ndarray
+    ) -> tuple | list[tuple]:
+        """Applies the function to rows. What it gets and returns for a row depends on no other row.
 
         Args:
             rows: (x, y, sample_weight), structures of arrays, or a list of such examples.
@@ -57,7 +59,7 @@ class RowFunction:
             indices: row numbers in the source, for messages.
 
         Returns:
-            The structure (x, y, sample_weight) of arrays [rows, ...].
+            As `Source.read`: a list if the results of the rows differ in form or type.
         """
         with tf.device("CPU:0"):  # on any training device
             if isinstance(rows, list) and not self.python:
@@ -69,10 +71,18 @@ class RowFunction:
                 except tf.errors.OpError:
                     pass  # calls for single rows find the one that failed
             examples = rows if isinstance(rows, list) else rows_of_columns(rows)
-            rows = [named_row(i, values_of, e) for i, e in zip(indices, examples, strict=False)]
-            one = self._called if self.python else self._traced
-            calls = [*zip(indices, itertools.repeat(one), map(_packed, rows), seeds, strict=False)]
-            return stacked([_unpacked(made) for made in in_threads(_named, calls)], indices)
+            calls = [*zip(indices, itertools.repeat(self._one), examples, seeds, strict=False)]
+            made = in_threads(_named, calls)
+            return columns_of(made) or made
+
+    def _one(self, example, seed):
+        """The result for one example; a function of TensorFlow gets values as in lots."""
+        example = values_of(example)
+        if self.python:
+            made = self._called(_packed(example), seed)
+        else:
+            made = self._traced(_packed(each_array(value_in_lots, example)), seed)
+        return each_array(value_in_lots, values_of(_unpacked(made)))
 
     def _called(self, example, seed):
         made = self.function(example, seed) if self.seeded else self.function(example)

@@ -275,7 +275,7 @@ class Mapped(Source):
     def __len__(self) -> int:
         return len(self._source)
 
-    def read(self, indices: np.ndarray) -> tuple:
+    def read(self, indices: np.ndarray) -> tuple | list[tuple]:
         seeds = np.zeros((len(indices), 2), np.int32)
         return self._function(self._source.read(indices), seeds, indices)
 
