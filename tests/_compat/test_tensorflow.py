@@ -103,3 +103,19 @@ def test_the_length_of_a_batch_of_one_is_unknown_only_where_it_has_no_other_axis
 def test_concrete_function():
     function = borrowed.concrete_function(tf.function(lambda x: 2 * x), tf.TensorSpec([]))
     assert float(function(tf.constant(3.0))) == 6.0
+
+
+def test_datasets_that_repeat():
+    rows = tf.data.Dataset.range(6)
+    batches = rows.shuffle(6).repeat(2).batch(4).map(lambda x: x).prefetch(2)
+    zipped = tf.data.Dataset.zip((rows, tf.data.Dataset.random().repeat()))
+    mixed = tf.data.Dataset.sample_from_datasets([rows.repeat(), rows])
+    for dataset, anywhere, before in (
+        (rows.batch(2).repeat(), True, False),
+        (batches, True, True),
+        (batches.unbatch().padded_batch(2).repeat(1), True, True),
+        (mixed.batch(2), True, True),
+        (zipped.batch(2), False, False),
+        (rows.repeat(1), False, False),
+    ):
+        assert (borrowed.repeats(dataset), borrowed.repeats(dataset, True)) == (anywhere, before)

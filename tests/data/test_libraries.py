@@ -218,6 +218,10 @@ class TestRowsThatCannotBeRead:
         with pytest.raises(ValueError, match=r"Remove repeat\(\)"):
             data.as_source(rows.repeat(3).map(lambda row: row))
         assert len(data.make_lots("poisson", rows, lot_size=2).source) == 6
+        rows = pytest.importorskip("datasets").Dataset.from_dict({"x": [*range(6)]})
+        assert len(data.as_source(rows.shuffle(seed=1), keys="x")) == 6
+        with pytest.raises(ValueError, match=r"Remove repeat\(\)"):
+            data.as_source(rows.select([1, 2, 1]), keys="x")
 
     def test_one_of_many_that_are_read_together(self):
         class Broken(MapStyle):

@@ -355,6 +355,7 @@ class TestDatasets:
             (keras.utils.timeseries_dataset_from_array(X, Y, 4), "unbatch"),
             (self.dataset().batch(4), "unbatch"),
             (self.dataset().repeat(), "infinite"),
+            (self.dataset().repeat(3).map(lambda *row: row), "repeat"),
             (self.dataset().take(0), "no rows"),
         ):
             with pytest.raises(ValueError, match=message):

@@ -302,6 +302,16 @@ class WrongLength(Loader):
         return self.length
 
 
+def test_batches_of_repeated_examples_are_refused():
+    """A batch over the end of a pass may have an example twice."""
+    examples = batched(24).unbatch()
+    with pytest.raises(ValueError, match=r"repeat\(\) after batch"):
+        small().fit(examples.shuffle(24).repeat().batch(16), steps_per_epoch=3, verbose=0)
+    model = small()
+    model.fit(examples.shuffle(24).batch(8).repeat(), steps_per_epoch=3, verbose=0)
+    assert steps(model) == 3
+
+
 @pytest.mark.parametrize("length", [2, 4])
 def test_a_declared_epoch_of_another_length_raises(length):
     model = small()
@@ -313,7 +323,8 @@ def test_a_declared_epoch_of_another_length_raises(length):
 @pytest.mark.parametrize(
     ("given", "options", "message"),
     [
-        (lambda: batched().repeat(), {}, "number of batches"),
+        (lambda: batched().repeat(), {}, "Leave out `repeat`"),
+        (lambda: batched(24).repeat(2), {}, "Leave out `repeat`"),
         (lambda: batched().filter(lambda *_: True), {}, "number of batches"),
         (lambda: iter(batches()), {}, "number of batches"),
         (batched, {"steps_per_epoch": 2}, "steps_per_epoch"),

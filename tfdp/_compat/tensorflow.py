@@ -81,6 +81,24 @@ def size_of_batches(dataset: tf.data.Dataset) -> int | None:
     return size if size > 0 else None
 
 
+def repeats(dataset: tf.data.Dataset, before_batches: bool = False) -> bool:
+    """Whether `repeat` is among the operations that made a dataset, outside of functions.
+
+    Args:
+        dataset: the dataset.
+        before_batches: whether only a `repeat` before the last operation that makes batches matters.
+    """
+    kind, inputs = type(dataset).__name__, dataset._inputs()
+    if not before_batches and kind == "_RepeatDataset":
+        count = tf.get_static_value(dataset._count)
+        if count not in (0, 1):
+            return True
+    before_batches &= not ("Batch" in kind or "GroupByWindow" in kind)
+    found = [repeats(each, before_batches) for each in inputs]
+    # Numbers that are zipped to examples, such as seeds, may repeat.
+    return all(found) if found and kind == "_ZipDataset" else any(found)
+
+
 class Begun(tf.data.Dataset):
     """A dataset whose first iteration uses an existing iterator; later ones make new iterators.
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdp._compat.tensorflow import repeats
 from tfdp.data.arrays import all_arrays, each_array, with_arrays
 from tfdp.data.examples import conformed, in_lots, spec_of, stacked
-from tfdp.data.sources import Columns, Source, as_source
+from tfdp.data.sources import REPEATED, Columns, Source, as_source
 
 # Number of rows that are read together.
 _BLOCK = 1024
@@ -40,6 +41,8 @@ def read_dataset(dataset: tf.data.Dataset, cache: str | os.PathLike | None = Non
     leaves = tf.nest.flatten(spec)
     if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise ValueError("The dataset is infinite. Remove repeat().")
+    if repeats(dataset):
+        raise ValueError(REPEATED)
     if any(not isinstance(leaf, tf.TensorSpec) or leaf.shape.rank is None for leaf in leaves):
         raise ValueError(f"Expected a dataset of dense tensors of known rank. Received {spec}.")
     if leaves and all(leaf.shape[:1] == [None] for leaf in leaves):

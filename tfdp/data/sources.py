@@ -37,6 +37,10 @@ from tfdp.data.mapping import RowFunction
 _FINGERPRINT_ROWS = 1000
 # Lengths from here on mean endless: an endless `grain.MapDataset` has the length `sys.maxsize`.
 _ENDLESS = 2**62
+REPEATED = (
+    "The data repeat their rows, so each row would count as several examples. Remove repeat(): lots "
+    "never run out."
+)
 
 
 class Source(abc.ABC):
@@ -171,10 +175,7 @@ class Records(Source):
 
     def __init__(self, records: Any, keys: Any = None):
         if _repeats(records):
-            raise ValueError(
-                "The source repeats its rows, so each row would count as several examples. Remove "
-                "repeat(): lots never run out."
-            )
+            raise ValueError(REPEATED)
         self._records, self._keys = records, keys
 
     def __len__(self) -> int:
@@ -281,8 +282,10 @@ class Mapped(Source):
 
 
 def _repeats(records) -> bool:
-    """Whether a `grain.MapDataset` was made by `repeat`; Grain may not be installed."""
-    parents = getattr(records, "_parents", ())
+    """Whether a dataset of Grain or Hugging Face, which may not be installed, has rows repeatedly."""
+    parents, chosen = getattr(records, "_parents", ()), getattr(records, "_indices", None)
+    if hasattr(chosen, "num_rows"):  # the rows of a table that Hugging Face selected
+        return len(np.unique(chosen.column(0).to_numpy())) < chosen.num_rows
     return type(records).__name__ == "RepeatMapDataset" or any(map(_repeats, parents))
 
 

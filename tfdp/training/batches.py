@@ -24,7 +24,7 @@ from tfdp._compat.keras import (
     PyDatasetAdapter,
     make_class_weight_map_fn,
 )
-from tfdp._compat.tensorflow import Begun, size_of_batches
+from tfdp._compat.tensorflow import Begun, repeats, size_of_batches
 from tfdp.gradients.chunks import with_copies
 from tfdp.gradients.factors import zero_rows
 
@@ -68,6 +68,12 @@ def batches_of(x: Any, class_weight: dict | None = None, shuffle: bool = True) -
         ValueError: there is no batch, or its arrays have no common first axis.
     """
     if isinstance(x, tf.data.Dataset):
+        if repeats(x, before_batches=True):
+            raise ValueError(
+                "The dataset repeats its examples before it makes batches of them, so a batch may have "
+                "an example twice, which the guarantee does not cover. Call repeat() after batch(), or "
+                "pass the examples as tfdp.data.make_lots(...)."
+            )
         return _of_dataset(x, class_weight)
     if isinstance(x, keras.utils.PyDataset):
         number = tf.data.INFINITE_CARDINALITY if x.num_batches is None else x.num_batches

@@ -16,6 +16,7 @@ from absl import logging
 
 from tfdp._compat.keras import DataAdapter, class_weight_to_sample_weights
 from tfdp._compat.replicas import several_machines
+from tfdp._compat.tensorflow import repeats
 from tfdp._validate import one_of, whole
 from tfdp.accounting.sampling import Sampling, sampling_class
 from tfdp.data import Lots, OncePerEpoch, as_source, make_lots, row_multiple_for
@@ -278,6 +279,11 @@ def _declared_batches(declared: OncePerEpoch):
             "OncePerEpoch declares how batches of your own are drawn. Expected a tf.data.Dataset of "
             f"batches, a PyDataset or a loader. Received: {type(x).__name__}. tfdp draws lots of "
             "arrays itself, and knows how."
+        )
+    if isinstance(x, tf.data.Dataset) and repeats(x):
+        raise ValueError(
+            "OncePerEpoch declares that an epoch has each example at most once, and the dataset repeats "
+            "them. Leave out `repeat`: Keras restarts the dataset in every epoch."
         )
     return x
 
