@@ -328,6 +328,35 @@ def test_texts_validate_as_they_train(options):
     assert np.isfinite(history["val_loss"]).all()
 
 
+class Records:
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (lambda x, y: (np.array(["a"] * 8), y), "text"),
+        (lambda x, y: (x[:, :3], y), "fit the model"),
+        (lambda x, y: x, "no targets"),
+        (lambda x, y: (x, y + 5), "label"),
+        (lambda x, y: tf.data.Dataset.from_tensor_slices((x[:, :3], y)).batch(4), "fit the model"),
+        (lambda x, y: Records([{"x": row, "y": 0} for row in x]), "no targets"),
+    ],
+)
+def test_validation_data_that_do_not_fit_are_refused_before_the_first_step(given, message):
+    model = small()
+    with pytest.raises(ValueError, match=message):
+        model.fit(*data(8), validation_data=given(*data(8)), verbose=0)
+    assert steps(model) == 0
+
+
 @pytest.mark.parametrize("name", ["validation_batch_size", "validation_steps", "validation_freq"])
 def test_arguments_that_keras_uses_after_an_epoch_are_checked_before_it(name):
     model = small()

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from helpers import data, sgd, si_dpsgd, steps
 
+import tfdp
 from tests.training.small import small, train
 from tfdp.data import make_lots
 
@@ -53,6 +54,24 @@ def test_callbacks_that_follow_validation_data_or_nothing_are_not(tmp_path):
     model = small(compiled={"metrics": ["accuracy"]})
     train(model, epochs=2, callbacks=callbacks, validation_data=data(8, seed=3))
     assert steps(model) == 4 and (tmp_path / "b.keras").exists()
+
+
+@pytest.mark.parametrize("kind", ["arrays", "slices", "parts"])
+def test_validation_data_that_are_training_data_hold_out_nothing(kind):
+    x, y = data(8)
+    source = tfdp.data.as_source((x, y))
+    trained, same, held_out = {
+        "arrays": ((x, y), (x, y), (x.copy(), y.copy())),
+        "slices": ((x[:5], y[:5]), (x[4:], y[4:]), (x[5:], y[5:])),
+        "parts": ((source[:6],), source[np.array([5, 7])], source[6:]),
+    }[kind]
+    stops = [keras.callbacks.EarlyStopping(monitor="val_loss")]
+    model = small()
+    with pytest.raises(ValueError, match="none of the training data"):
+        model.fit(*trained, batch_size=4, validation_data=same, callbacks=stops, verbose=0)
+    assert steps(model) == 0
+    model.fit(*trained, batch_size=4, validation_data=same, verbose=0)
+    model.fit(*trained, batch_size=4, validation_data=held_out, callbacks=stops, verbose=0)
 
 
 class Objective:

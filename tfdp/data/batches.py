@@ -22,6 +22,9 @@ class SourceBatches(keras.utils.PyDataset):
         source: the source.
         batch_size: number of rows in a batch; the last one may have fewer.
 
+    Attributes:
+        source: the source.
+
     Example:
         >>> import keras, numpy as np, tfdp
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -32,23 +35,23 @@ class SourceBatches(keras.utils.PyDataset):
 
     def __init__(self, source: Source, batch_size: int = 32):
         super().__init__()
-        self._source, self._batch_size, self._calls = as_source(source), batch_size, Calls()
+        self.source, self._batch_size, self._calls = as_source(source), batch_size, Calls()
 
     def __len__(self) -> int:
-        return -(-len(self._source) // self._batch_size)
+        return -(-len(self.source) // self._batch_size)
 
     def __getitem__(self, index: int):
         first = index * self._batch_size
-        rows = np.arange(first, min(first + self._batch_size, len(self._source)))
+        rows = np.arange(first, min(first + self._batch_size, len(self.source)))
         return keras.utils.pack_x_y_sample_weight(*self._calls.call(self._rows, rows))
 
     def _rows(self, indices):
-        rows = conformed(self._source.rows(indices), self._spec, int(indices[0]))
+        rows = conformed(self.source.rows(indices), self._spec, int(indices[0]))
         return each_array(texts_as_tensors, rows)
 
     @functools.cached_property
     def _spec(self):
-        return spec_of(self._source.rows(np.zeros(1, np.int64)))
+        return spec_of(self.source.rows(np.zeros(1, np.int64)))
 
     def cause_of(self, error: tf.errors.OpError) -> Exception:
         """Returns the exception of the source that TensorFlow turned into `error`."""

@@ -13,6 +13,7 @@ applying functions, padding) is the same for all sources.
 """
 
 import abc
+import contextlib
 import hashlib
 import mmap
 from collections.abc import Callable, Iterable, Mapping
@@ -254,6 +255,31 @@ class Part(Source):
         stop = places.stop if places.stop >= 0 else None
         part = slice(places.start, stop, places.step)
         return each_array(lambda column: column[part], held)
+
+    def whole(self) -> tuple[Source, np.ndarray]:
+        """The source that is no part itself, and the places of these rows in it."""
+        places = np.asarray(self._places)
+        if not isinstance(self._source, Part):
+            return self._source, places
+        source, inner = self._source.whole()
+        return source, inner[places]
+
+
+def have_common_rows(one: Source, other: Source) -> bool:
+    """Whether two sources are known to have rows in common: of one source, or in the same memory."""
+    (a, ours), (b, theirs) = (
+        s.whole() if isinstance(s, Part) else (s, np.arange(len(s))) for s in (one, other)
+    )
+    if a is b:
+        return bool(np.isin(ours, theirs).any())
+    held = [source.in_memory() for source in (one, other)]
+    if None in held:
+        return False
+    for left, right in zip(*(all_arrays(rows[0]) for rows in held), strict=False):
+        with contextlib.suppress(np.exceptions.TooHardError):  # no short answer
+            if np.shares_memory(left, right, max_work=1):
+                return True
+    return False
 
 
 class Mapped(Source):

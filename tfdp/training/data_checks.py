@@ -2,11 +2,12 @@
 
 import keras
 import numpy as np
+import tensorflow as tf
 from absl import logging
 
 from tfdp._compat.keras import input_structure, is_graph_of_layers, layers_of, uses_of
-from tfdp.data import Lots, check_labels
-from tfdp.data.arrays import all_arrays
+from tfdp.data import Lots, SourceBatches, check_labels
+from tfdp.data.arrays import all_arrays, each_array
 from tfdp.layers.public import public_layers
 from tfdp.training.building import outputs_for
 
@@ -49,6 +50,74 @@ def check_rows(model, x, y) -> None:
     check_targets(model, x, y)
     check_disjoint(model, x)
     check_tokens(model, x)
+
+
+def check_validation(model, held_out, lot) -> None:
+    """Raises ValueError for validation data that the model cannot be evaluated on, before any step.
+
+    Keras would notice after the first epoch, when all planned steps are counted. Data that cannot be
+    looked at without consuming them, such as generators, are not checked.
+
+    Args:
+        model: a compiled Keras model.
+        held_out: the argument `validation_data`, as Keras gets it.
+        lot: the structure of `tf.TensorSpec`s of a lot.
+    """
+    if isinstance(held_out, SourceBatches):
+        rows = held_out[0]
+    elif isinstance(held_out, tf.data.Dataset):
+        rows = held_out.element_spec
+    elif isinstance(held_out, tuple | dict) or _is_array(held_out):
+        rows = held_out
+    else:
+        return
+    x, y, _ = keras.utils.unpack_x_y_sample_weight(rows)
+    known_x, known_y, _ = keras.utils.unpack_x_y_sample_weight(lot)
+    if y is None and known_y is not None:
+        raise ValueError(
+            "validation_data has no targets, and the training data have. Pass (x, y), or a source of "
+            "such rows, as of tfdp.data.as_source(records, keys=('x', 'y'))."
+        )
+    for found, known in ((x, known_x), (y, known_y)):
+        if [*map(_is_text, all_arrays(found))] != [*map(_is_text, all_arrays(known))]:
+            raise ValueError(
+                "validation_data and the training data have different entries, or one is text in only "
+                f"one of them. Received {each_array(_described, found)} and "
+                f"{each_array(_described, known)}. Pass both in the same form."
+            )
+    symbols = {} if not inputs_of(model, x) else keras.tree.flatten(input_structure(model))
+    for symbol in symbols:
+        leaf = inputs_of(model, x).get(id(symbol))
+        if leaf is not None and not _fits(leaf.shape[1:], symbol.shape[1:]):
+            raise ValueError(
+                f"validation_data does not fit the model. Expected rows of shape {symbol.shape[1:]} "
+                f"for its input {symbol.name!r}. Received {tuple(leaf.shape[1:])}."
+            )
+    if all(map(_is_array, all_arrays((x, y)))):
+        try:
+            check_targets(model, x, y)
+        except ValueError as error:
+            error.add_note("(in validation_data)")
+            raise
+
+
+def _is_text(leaf) -> bool:
+    return tf.as_dtype(leaf.dtype) == tf.string if not _is_array(leaf) else leaf.dtype.kind in "OSU"
+
+
+def _is_array(leaf) -> bool:
+    return isinstance(getattr(leaf, "dtype", None), np.dtype)
+
+
+def _described(leaf) -> str:
+    return f"{'texts' if _is_text(leaf) else 'numbers'} of shape {tuple(leaf.shape)}"
+
+
+def _fits(shape, wanted) -> bool:
+    """Whether rows of a shape may be an input; Keras adds or removes a last axis of length one."""
+    if len(shape) != len(wanted):
+        return abs(len(shape) - len(wanted)) == 1
+    return all(None in (n, m) or n == m for n, m in zip(shape, wanted, strict=True))
 
 
 def check_finite(values, name: str) -> None:

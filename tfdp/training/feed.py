@@ -20,12 +20,12 @@ from tfdp._compat.tensorflow import repeats
 from tfdp._validate import one_of, whole
 from tfdp.accounting.sampling import Sampling, sampling_class
 from tfdp.data import Lots, OncePerEpoch, as_source, make_lots, row_multiple_for
-from tfdp.data.batches import split_last, to_evaluate
+from tfdp.data.batches import SourceBatches, split_last, to_evaluate
 from tfdp.data.shares import Shares
-from tfdp.data.sources import is_source
+from tfdp.data.sources import Source, have_common_rows, is_source
 from tfdp.data.words import derived
 from tfdp.training.batches import Batches, batches_of, is_batches
-from tfdp.training.data_checks import check_examples, check_finite
+from tfdp.training.data_checks import check_examples, check_finite, check_validation
 from tfdp.training.position import Position
 from tfdp.training.replicas import ShareAdapter, distributed, several, shares_of_batches
 
@@ -66,6 +66,16 @@ class Feed:
     def insecure_seed(self) -> bool:
         """Whether a user's seed decides about draws that the proof needs to be secret."""
         return self.lots is not None and self.lots.seeded and self.sampling.random_lots
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether the validation data are not known to have examples of the training data."""
+        given = self.validation_data
+        if isinstance(given, tuple):
+            given = as_source(given)
+        held_out = given.source if isinstance(given, SourceBatches) else given
+        known = self.lots is not None and isinstance(held_out, Source)
+        return not (known and have_common_rows(self.lots.source, held_out))
 
     @property
     def needs_order(self) -> bool:
@@ -226,6 +236,8 @@ def feed_for(
         class_weight=class_weight,
         shuffle=shuffle,
     )
+    if validation_data is not None:
+        check_validation(model, validation_data, feed.spec)
     return dataclasses.replace(feed, validation_data=validation_data)
 
 
@@ -282,8 +294,8 @@ def _declared_batches(declared: OncePerEpoch):
         )
     if isinstance(x, tf.data.Dataset) and repeats(x):
         raise ValueError(
-            "OncePerEpoch declares that an epoch has each example at most once, and the dataset repeats "
-            "them. Leave out `repeat`: Keras restarts the dataset in every epoch."
+            "OncePerEpoch declares that an epoch has each example at most once, and the dataset "
+            "repeats them. Leave out `repeat`: Keras restarts the dataset in every epoch."
         )
     return x
 

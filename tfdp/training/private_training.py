@@ -110,7 +110,7 @@ class PrivateTraining(SavedWithLedger):
         warn_of_cost(self, x, feed, epochs - initial_epoch)
         warn_of_scales(self, feed, class_weight)
         feed = with_key(self, feed)
-        backup = check_callbacks(callbacks, self.optimizer)
+        backup = check_callbacks(callbacks, self.optimizer, feed.holds_out)
         account, start = self.privacy.account, Position(initial_epoch, until=epochs)
         safe = contextlib.nullcontext(start)
         if backup is not None:

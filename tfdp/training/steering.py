@@ -23,11 +23,12 @@ _REFUSED = {
 _ASSIGN_RATES = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
 
 
-def check_callbacks(callbacks, optimizer):
+def check_callbacks(callbacks, optimizer, holds_out: bool = True):
     """Refuses callbacks of a fit, and returns the one that keeps it safe from crashes, or None.
 
     Refused is a callback that acts on training metrics, would save a file without a ledger, resumes a
     training without its counted steps, or assigns learning rates that are fixed; and a second backup.
+    With `holds_out=False`, the validation data are training data.
     """
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
@@ -42,12 +43,12 @@ def check_callbacks(callbacks, optimizer):
         _warn_of_objective(callback)
         monitor = getattr(callback, "monitor", None)
         acts = getattr(callback, "save_best_only", True)
-        if isinstance(monitor, str) and acts and not _is_public(monitor):
+        if isinstance(monitor, str) and acts and not _is_public(monitor, holds_out):
             raise ValueError(
                 f"{name} acts on {monitor!r}. Metrics of the training data have no noise, so its "
                 "actions would reveal private examples. Monitor a metric of validation data, such as "
-                "'val_loss' (pass validation_data, which are not protected), or train a fixed number "
-                "of steps."
+                "'val_loss' (pass validation_data, which are not protected, and none of the training "
+                "data), or train a fixed number of steps."
             )
         if isinstance(callback, _ASSIGN_RATES):
             _check_rate(name, optimizer)
@@ -67,8 +68,8 @@ def check_callbacks(callbacks, optimizer):
     return backups[0] if backups else None
 
 
-def _is_public(figure: str) -> bool:
-    return figure.startswith("val_") or figure in _PUBLIC
+def _is_public(figure: str, holds_out: bool = True) -> bool:
+    return (figure.startswith("val_") and holds_out) or figure in _PUBLIC
 
 
 def _warn_of_objective(callback) -> None:
