@@ -131,6 +131,21 @@ class TestTables:
             rows_of(data.from_csv(tmp_path / "rows.csv", label="income", separator=";"))[1] == 1.5
         )
 
+    def test_constants_and_types_of_columns(self, tmp_path):
+        path = tmp_path / "rows.csv"
+        path.write_text("age,city,income\n30,Rome,1\n,,2\n")
+        filled = data.from_csv(
+            path, label="income", missing={"age": 0.5, "city": "?"}, types={"age": "float64"}
+        )
+        found = filled.rows(np.arange(2))[0]
+        assert (found["age"].tolist(), found["city"].tolist()) == ([30, 0.5], [b"Rome", b"?"])
+        for missing, message in (({"age": 0.5}, "type int64"), ({"agee": 1}, "agee")):
+            with pytest.raises(ValueError, match=message):
+                data.from_csv(path, label="income", missing=missing)
+        path.write_text("born,income\n2001-01-31,1\n")
+        with pytest.raises(ValueError, match=r"'born' .* date"):
+            data.from_csv(path, label="income")
+
     def test_what_is_missing_is_named(self, table, tmp_path):
         with pytest.raises(ValueError, match="incme"):
             table(COLUMNS, label="incme")

@@ -184,6 +184,7 @@ def from_csv(
     keys: Any = None,
     separator: str = ",",
     missing: Mapping[str, Any] | None = None,
+    types: Mapping[str, Any] | None = None,
 ) -> Source:
     """Returns a source of the rows of CSV files, which are read into memory.
 
@@ -192,11 +193,14 @@ def from_csv(
         label: name of the target column; all others are inputs, in a dictionary of arrays.
         keys: instead of `label`, names of columns: x, (x, y) or (x, y, sample_weight), in structures.
         separator: the character between values.
-        missing: maps names of columns to a public constant that replaces missing numbers.
+        missing: maps names of columns to a public constant that replaces missing numbers and empty
+            texts. Without it, a missing text is "".
+        types: maps names of columns to types of pyarrow, such as "float64" or "string", where the
+            first rows do not show them.
 
     Raises:
         FileNotFoundError: a file does not exist.
-        ValueError: a column does not exist, or a number is missing; a missing text is "".
+        ValueError: a column does not exist, or a number is missing.
 
     Example:
         >>> import pathlib, tempfile, numpy as np, tfdp
@@ -206,9 +210,19 @@ def from_csv(
         >>> source.rows(np.array([1]))[:2]
         ({'age': array([40]), 'city': array([b'Oslo'], dtype=object)}, array([2.5], dtype=float32))
     """
-    options = importlib.import_module("pyarrow.csv").ParseOptions(delimiter=separator)
-    kind = importlib.import_module("pyarrow.dataset").CsvFileFormat(parse_options=options)
-    return _from_table(path, kind, label, keys, None, missing)
+    csv = importlib.import_module("pyarrow.csv")
+    kind = importlib.import_module("pyarrow.dataset").CsvFileFormat(
+        parse_options=csv.ParseOptions(delimiter=separator),
+        convert_options=csv.ConvertOptions(column_types=dict(types or {})),
+    )
+    try:
+        return _from_table(path, kind, label, keys, None, missing)
+    except importlib.import_module("pyarrow").ArrowInvalid as error:
+        error.add_note(
+            "(The first rows decide about the type of a column. Pass another one, such as "
+            "types={'column': 'float64'}.)"
+        )
+        raise
 
 
 def from_parquet(
@@ -258,6 +272,8 @@ def _from_table(path, kind, label, keys, cache, missing) -> Source:
     for name in wanted:
         remedy = "Check the name, and the separator of a CSV file."
         one_of("label" if name == label else "keys", name, names, remedy=remedy)
+    for name in missing or {}:
+        one_of("missing", name, names, remedy="Check the name.")
     columns = read_blocks(_blocks(table, wanted, missing or {}), cache, table.count_rows())
     return as_source(columns, keys=keys)
 
@@ -267,15 +283,39 @@ def _blocks(table, names: list[str], missing: Mapping[str, Any]) -> Iterator[dic
     for batch in table.to_batches(columns=names):
         columns = {name: batch.column(name) for name in names}
         for name in missing.keys() & columns.keys():
-            if columns[name].null_count:
-                columns[name] = columns[name].fill_null(missing[name])
+            columns[name] = _filled(columns[name], name, missing[name])
         if batch.num_rows:
             yield {name: _array(column, name, start) for name, column in columns.items()}
         start += batch.num_rows
 
 
+def _filled(column, name, value):
+    """A column of pyarrow with a constant in place of missing values, and of empty texts."""
+    arrow, compute = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.compute")
+    if arrow.types.is_null(column.type):
+        return arrow.array([value] * len(column))
+    try:
+        constant = arrow.scalar(value, column.type)
+    except (arrow.ArrowInvalid, arrow.ArrowTypeError):
+        constant = None
+    if constant is None or constant.as_py() != value:  # as of a fraction among integers
+        raise ValueError(
+            f"Column {name!r} has values of type {column.type}. Received {value!r} in missing. Pass a "
+            "constant of that type; from_csv can read columns as other types."
+        )
+    filled = column.fill_null(constant)
+    if not arrow.types.is_string(column.type):
+        return filled
+    return compute.if_else(compute.equal(filled, ""), value, filled)
+
+
 def _array(column, name, start) -> np.ndarray:
     """Converts a column of pyarrow to an array; lists in the rows become an axis."""
+    if str(column.type).startswith(("date", "time", "duration")):
+        raise ValueError(
+            f"Column {name!r} has values of type {column.type}, which are neither numbers nor texts. "
+            "Leave it out by keys, or make it a number first, such as days since a public date."
+        )
     if column.null_count:
         row = start + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
         raise ValueError(
