@@ -307,6 +307,11 @@ def all_examples_have_the_seed_of_the_first(seeds, hashes):
     return seeds(np.broadcast_to(hashes[:1], hashes.shape))
 
 
+@fault("data.examples:_type", "data/test_assembly.py")
+def functions_get_the_type_of_all_rows_of_a_lot(type_of, value):
+    return float
+
+
 @fault("data.permutation:LotSizes._drawn", "data/test_draws.py")
 def half_of_the_units_are_in_each_half_of_the_lots(drawn, self, node, inside, left, both):
     return inside * left // both

@@ -176,9 +176,9 @@ def test_a_folder_of_texts(tmp_path):
 
 
 def test_a_path_without_its_kind_is_recognized(table, tmp_path):
-    for path, meant in (
-        (str(tmp_path), "folder:"),
-        (table["dataset"].removeprefix("csv:"), "csv:"),
+    for path, label, meant in (
+        (str(tmp_path), None, "folder:"),
+        (table["dataset"].removeprefix("csv:"), table["label"], "csv:"),
     ):
         with pytest.raises(ValueError, match=f"Did you mean {meant}"):
-            Experiment(dataset=path)
+            Experiment(dataset=path, label=label)

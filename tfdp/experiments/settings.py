@@ -337,6 +337,7 @@ class Experiment:
         values = vars(self)
         for name, known in SETTINGS.items():
             known.check(values[name])
+        own_data.check_settings(self)  # which may mean another data set, on which effects depend
         for name, known in SETTINGS.items():
             if values[name] != known.default:
                 known.check_effect(values)
@@ -350,7 +351,6 @@ def check_together(experiment: Experiment) -> None:
 
     It checks conflicts that nothing else finds, or finds only after a download.
     """
-    own_data.check_settings(experiment)
     check_model(experiment, kind_of(experiment.dataset))
     public = experiment.public_data or PUBLIC.get(experiment.dataset)
     if experiment.private and experiment.takes_public_data and experiment.dataset == public:

@@ -157,8 +157,8 @@ def check_declared(
         raise ValueError(
             "Declare every column in a file, and pass it as --columns. Ranges and categories have "
             "to be public knowledge: values looked up in private rows are not, and the "
-            "statement does not cover them. Missing lines, with the types that the rows seem to "
-            "have:\n" + "\n".join(lines)
+            "statement does not cover them. 'name: ignore' leaves a column out, such as an id. Missing "
+            "lines, with the types that the rows seem to have:\n" + "\n".join(lines)
         )
     classes = columns[label]
     if not isinstance(classes, Category) or len(classes.values) < 2:
