@@ -252,6 +252,23 @@ def replaced_records_of_random_allocation_are_left_out(divergence, alpha, lots, 
     return divergence(alpha, lots, shift / 2)
 
 
+@fault("accounting.numerics.noise_scores:_growth", "accounting/numerics/test_noise_scores.py")
+def noise_of_families_counts_by_its_fisher_information_only(growth, family, nu):
+    bounds, _, rate = growth(family, nu)
+    return bounds, bounds / rate, rate
+
+
+@fault("accounting.numerics.pairs:positive_losses", "accounting/numerics/test_shifted_noise.py")
+def encoded_gradients_lose_as_much_in_both_orders(losses, part, fineness):
+    forward, backward = losses(part, fineness)
+    return (backward, backward) if part.shifts else (forward, backward)
+
+
+@fault("accounting.encoded_steps:square", "accounting/mechanisms/test_discrete_sgd.py")
+def entries_of_encoded_gradients_are_taken_as_small(square, encoding):
+    return square(dataclasses.replace(encoding, largest_entry=1e-3))
+
+
 @fault("data.assembly:Assembly.neighbours", "data/test_schemes.py")
 def lots_are_drawn_from_single_examples(members, self, units):
     return np.minimum(units, self.available)

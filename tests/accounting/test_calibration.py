@@ -91,7 +91,7 @@ def test_an_epsilon_that_no_noise_reaches_is_refused():
         noise_multiplier=1.0, encoding=Encoding(noise="laplace", num_weights=650),
     )  # fmt: skip
     with pytest.raises(CalibrationError, match=r"0\.001"):
-        noise_for(1e-3, 1e-5, run)
+        noise_for(1e-3, 1e-5, run, "claimed")
 
 
 @pytest.mark.parametrize("sampling", ["cyclic", "poisson"])

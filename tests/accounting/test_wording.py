@@ -171,10 +171,8 @@ REASONS = [
     (encoded("gaussian", private_codebook=True), "zero_out", "private codebook"),
     (encoded("gaussian") | {"batch_statistics": True}, "zero_out", "codes and lot statistics"),
     (encoded("gaussian") | {"clip_groups": 2}, "zero_out", "codes and groups of weights"),
-    (STUDENT | {"max_examples_per_user": 2}, "zero_out", "other noise and users"),
-    (STUDENT | {"microbatch_size": 2}, "zero_out", "other noise and microbatches"),
-    (STUDENT | {"sampling": "cyclic"}, "zero_out", "other noise and lots"),
-    (STUDENT, "replace_one", "other noise and replaced records"),
+    (encoded("student_t", degrees_of_freedom=0.5), "zero_out", "other noise with heavy tails"),
+    (STUDENT | {"sampling": "random_allocation"}, "replace_one", "other noise and several lots"),
     ({"insecure_seed": True}, "zero_out", "insecure seed"),
     ({"open_plan": True}, "zero_out", "open plan"),
 ]

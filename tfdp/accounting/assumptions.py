@@ -6,6 +6,7 @@ The tables are dicts, so that the module of a new mechanism can add rows.
 from tfdp.accounting.analysis import Analysis
 from tfdp.accounting.mechanisms import SIDPSGD, DiscreteSGD, DPDropout, Matrix, NoMechanism
 from tfdp.accounting.numerics.noise_families import GAUSSIAN
+from tfdp.accounting.numerics.noise_scores import LEAST_DEGREES
 from tfdp.accounting.run import Run
 from tfdp.accounting.sampling import (
     Cyclic,
@@ -309,26 +310,26 @@ UNPROVEN: Table = {
         "Gradients were clipped in {run.contribution.clip_groups} groups, but a codebook describes "
         "the whole gradient.",
     ),
-    "other noise and users": (
-        lambda run, _: _other_family(run) and run.contribution.max_examples_per_user > 1,
-        "With {run.mechanism.encoding.noise} noise, nothing is proven for users of several examples. "
-        "Use Gaussian noise, or max_examples_per_user=1.",
+    "other noise with heavy tails": (
+        lambda run, _: (
+            _encoded(run)
+            and (run.mechanism.encoding.degrees_of_freedom or LEAST_DEGREES) < LEAST_DEGREES
+        ),
+        "With {run.mechanism.encoding.family}, nothing is proven. Use at least 1 degree of freedom.",
     ),
-    "other noise and microbatches": (
-        lambda run, _: _other_family(run) and run.contribution.microbatch_size > 1,
-        "Microbatches of {run.contribution.microbatch_size} examples were encoded together: one "
-        "record moves the code from one point of the box to another, which Theorem C does not "
-        "cover. Use microbatch_size 1.",
-    ),
-    "other noise and lots": (
-        lambda run, _: _other_family(run) and not isinstance(run.sampling, Poisson),
-        "With {run.mechanism.encoding.noise} noise, the theorem requires Poisson lots, but the "
-        "sampling was {run.sampling.name!r}. Draw Poisson lots.",
-    ),
-    "other noise and replaced records": (
-        lambda run, adjacency: _other_family(run) and adjacency == "replace_one",
-        "With {run.mechanism.encoding.noise} noise, no dominating pair is proven for replaced "
-        "records. Use adjacency zero_out, or Gaussian noise.",
+    "other noise and several lots": (
+        lambda run, adjacency: (
+            _other_family(run)
+            and (
+                (
+                    isinstance(run.sampling, RandomAllocation)
+                    and run.contribution.replaces(adjacency)
+                )
+                or (run.sampling.groups > 1 and run.contribution.max_examples_per_user > 1)
+            )
+        ),
+        "With {run.mechanism.encoding.noise} noise, nothing is proven for two records of a user, or "
+        "a record and its replacement, that may be in several lots of a round. Use Poisson lots.",
     ),
     "insecure seed": (
         lambda run, _: run.insecure_seed,

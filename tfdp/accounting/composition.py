@@ -144,7 +144,7 @@ def _by_group_privacy(
     # With theorems of the same kinds, the one about all changes at once is at least as tight, unless
     # records displace others.
     tight = all(getattr(loss, "tight", True) for loss in found.losses)
-    alike = [*map(type, losses)] == [*map(type, found.losses)]
+    alike = [*map(_kind, losses)] == [*map(_kind, found.losses)]
     if any(a.reason for a in analyses) or (alike and tight):
         return found
     spent = group_privacy.epsilon_of(losses, found.delta, changes, below=found.epsilon)
@@ -153,6 +153,11 @@ def _by_group_privacy(
     spent.details["change"] = " or ".join(_unique(kind for kind, _ in chains))
     fields = {"delta": found.delta, "adjacency": found.adjacency, "changes": changes}
     return _guarantee(runs, analyses, spent, **fields)
+
+
+def _kind(loss: privacy_loss.Loss) -> tuple:
+    """The kind of theorem that a loss follows from."""
+    return type(loss), any(part.shifts for part in getattr(loss, "components", ()))
 
 
 def directly_proven(runs: Sequence[Run], delta: float, adjacency: str) -> Guarantee:

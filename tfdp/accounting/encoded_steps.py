@@ -1,36 +1,35 @@
-"""Proven analysis of encoded gradients, which codebook vectors bound entry by entry, with any noise.
+"""Proven analysis of encoded gradients, with noise of any family.
 
-The encoded gradient of one example lies in the box below a permuted vector of the codebook. The noise
-is independent in every coordinate, with a symmetric density that decreases away from 0.
+The encoded gradient of one example lies in the box below a permuted vector of the codebook: its norm
+and its entries are at most those of some vector. The noise is independent in every coordinate, with a
+symmetric density that decreases away from 0.
 
-Theorem C. For such a density every hockey-stick divergence of z(. - t) from z grows with |t|, since
-level sets are intervals around t and 0. So a Markov kernel maps the pair of a corner to the pair of
-any point of its box, kernels act coordinate by coordinate and on mixtures, and
+For a codebook of vectors of norm at most 1 and entries of at most m, a change of j terms is
+j sqrt(b)-GDP, with the b of `noise_scores`. So are sums of such changes over steps, mixtures of shifts
+on a line are those of Gaussian noise, and in random allocation of a record that is left out, a Markov
+kernel for each lot maps Gaussian noise with and without the record to noise of the family. Hence the
+theorems of DP-SGD hold for the noise over sqrt(b). Excepted are the two whose proofs in
+`gaussian_steps` compare more than two shifts in several lots at once: random allocation of replaced
+records, and groups that take turns with users of several records.
 
-    (1-q) P_0 + q P_corner   against   P_0
+b is the Fisher information of the noise, times 1.001 for thousands of entries of similar size, and
+times up to 1.57 where one entry can have the whole norm. For few or large entries, Poisson lots of
+single examples and terms that are left out (or added), there are two other bounds:
 
-dominates, in both orders, the change of one Poisson lot under zero_out (or adding and removing). The
-worst corner is chosen for each Rényi order separately.
+* One vector: Theorem C. For a symmetric density that decreases away from 0, every hockey-stick
+  divergence of z(. - t) from z grows with |t|, since level sets are intervals around t and 0. So a
+  Markov kernel maps the pair of a corner to the pair of any point of its box, and kernels act
+  coordinate by coordinate and on mixtures. The pair of the corner is in `shifted_noise`: its largest
+  entries one by one, all others by their b.
+* Any vectors: Rényi divergences (`renyi_of_noise`), whose worst vector is chosen for each order.
 
-Two cases are proven. One is Theorem C, for Poisson lots of single examples and a codebook that does
-not depend on the data. The other is Gaussian noise with any sampling: an encoded gradient is no
-longer than the clip norm, so the mechanism is DP-SGD.
-
-Noise that is not Gaussian has no proven pair for replace_one, microbatches and users of several
-examples: two encoded gradients differ by up to twice the corner, but their permutations differ, and a
-Poisson lot involves three distributions. Group privacy covers these cases in Poisson lots, by Theorem C
-for each term that is left out or put in. The following cases are not proven, so their epsilon is
-infinite:
-
-* Noise that is not Gaussian with other samplings.
-* Codebooks fitted to private gradients, normalization statistics over the private lot, and clipping
-  in several groups of weights.
-
-The scale of the noise may differ from step to step. All steps of one scale form one privacy loss. These
-losses compose, because Poisson lots of different steps are independent.
+Not proven, with an infinite epsilon: codebooks fitted to private gradients, normalization statistics
+over the private lot, and clipping in several groups of weights.
 """
 
+import dataclasses
 import functools
+import math
 
 import numpy as np
 
@@ -38,25 +37,73 @@ from tfdp.accounting import gaussian_steps, noise_tables
 from tfdp.accounting.analysis import Analysis
 from tfdp.accounting.encoding import Encoding, normal_quantiles
 from tfdp.accounting.mechanisms import DiscreteSGD
-from tfdp.accounting.numerics import renyi_of_noise
+from tfdp.accounting.numerics import noise_scores, renyi_of_noise
 from tfdp.accounting.numerics.noise_families import GAUSSIAN
+from tfdp.accounting.numerics.pairs import Component
 from tfdp.accounting.numerics.privacy_loss import ORDERS, RenyiLoss
+from tfdp.accounting.numerics.shifted_noise import Shifts
+from tfdp.accounting.numerics.subsampled import SubsampledLoss
 from tfdp.accounting.run import Run
+from tfdp.accounting.sampling import Poisson
+
+# Square of the norm over the largest entry from which b is within 1% of the Fisher information, and
+# the largest number of different entries that count one by one below it.
+_MANY, _ONE_BY_ONE = 200, 32
 
 
 def prove(run: Run, delta: float, adjacency: str) -> Analysis:
-    """The theorem of encoded gradients: that of DP-SGD for Gaussian noise, else Theorem C."""
+    """The theorem of encoded gradients: that of DP-SGD for a multiple of the noise, or Theorem C."""
     assert isinstance(run.mechanism, DiscreteSGD)
     encoding, noise = run.mechanism.encoding, run.mechanism.noise_multiplier
     if encoding.noise == GAUSSIAN:
         return gaussian_steps.prove(run, delta, adjacency)
-    q, scales = run.sampling.probability, noise_tables.levels(noise, run.steps)
-    losses = tuple(
-        RenyiLoss(tuple(step_divergences(encoding, scale, q, ORDERS)), count)
-        for scale, count in scales
+    shifts = _shifts(encoding)
+    unit = math.sqrt(square(encoding))
+    table = tuple(z / unit for z in noise) if isinstance(noise, tuple) else noise / unit
+    found = [gaussian_steps.analyse_sums(run, table, delta, adjacency)]
+    contribution, q = run.contribution, run.sampling.probability
+    alone = contribution.max_examples_per_user == 1 and not contribution.replaces(adjacency)
+    if shifts is not None and alone and isinstance(run.sampling, Poisson):
+        losses = tuple(
+            SubsampledLoss((Component(1.0, q, scale, "shifted_noise", shifts=shifts),), count)
+            if shifts.values
+            else RenyiLoss(tuple(step_divergences(encoding, scale, q, ORDERS)), count)
+            for scale, count in noise_tables.levels(noise, run.steps)
+        )
+        found.append(Analysis(losses, secret_sample=q < 1))
+    details = {"gaussian_noise": noise_tables.least(table, run.steps)}
+    return dataclasses.replace(gaussian_steps.smallest(found, delta), details=details)
+
+
+def square(encoding: Encoding) -> float:
+    """b of noise of scale 1, for clip norm 1."""
+    family, nu, largest = encoding.noise, encoding.degrees_of_freedom, encoding.largest_entry
+    norm = 1.0
+    if largest is None:
+        largest = float(normal_quantiles(encoding.num_weights)[-1])
+    elif encoding.num_weights is not None:
+        norm = min(encoding.num_weights * largest**2, 1.0)
+    return noise_scores.square_of(family, nu, norm, largest)
+
+
+@functools.lru_cache(maxsize=16)
+def _shifts(encoding: Encoding) -> Shifts | None:
+    """The shifts of a codebook; without values for any vectors, and None if b says enough."""
+    family, nu, largest = encoding.noise, encoding.degrees_of_freedom, encoding.largest_entry
+    if largest is not None:
+        return Shifts(family, nu, ()) if largest**-2 < _MANY else None
+    entries = normal_quantiles(encoding.num_weights)
+    if entries[-1] ** -2 >= _MANY:
+        return None
+    values, counts = np.unique(entries[entries > 0], return_counts=True)
+    rest, large = values[:-_ONE_BY_ONE], slice(-_ONE_BY_ONE, None)
+    norm = float(np.einsum("i,i", counts[: len(rest)], rest**2))
+    return Shifts(
+        family,
+        nu,
+        tuple(zip(values[large].tolist(), counts[large].tolist(), strict=True)),
+        noise_scores.square_of(family, nu, norm, rest.max(initial=1e-9)),
     )
-    details = {"K_2": max(float(_moments(encoding, scale)[0]) for scale, _ in scales)}
-    return Analysis(losses, secret_sample=q < 1, details=details)
 
 
 @functools.lru_cache(maxsize=128)

@@ -79,17 +79,17 @@ def analyse_sums(run: Run, noise: Noise, delta: float, adjacency: str) -> Analys
         secret = amplified(run, noise, adjacency)
         if users == 1 or draws(run, 0.0) is None:
             return secret
-        return _smallest([secret, _revealed(run, noise, delta, adjacency)], delta)
+        return smallest([secret, _revealed(run, noise, delta, adjacency)], delta)
     if draws(run, 0.0) is not None:
         alone = _revealed(run, noise, delta, adjacency)
-        return _smallest([*_fixed_size_lots(run, noise, delta, adjacency), alone], delta)
+        return smallest([*_fixed_size_lots(run, noise, delta, adjacency), alone], delta)
     alone = _unamplified(run, noise, adjacency)
     if isinstance(sampling, RandomAllocation) and users == 1:
-        return _smallest([*_allocated(run, noise, adjacency), alone], delta)
+        return smallest([*_allocated(run, noise, adjacency), alone], delta)
     return alone
 
 
-def _smallest(bounds: Iterable[Analysis], delta: float) -> Analysis:
+def smallest(bounds: Iterable[Analysis], delta: float) -> Analysis:
     """The smallest of several bounds, such as with the sample secret and with the sample revealed."""
     return min(bounds, key=lambda found: epsilon_of(found.losses, delta).epsilon)
 

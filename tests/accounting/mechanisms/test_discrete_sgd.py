@@ -15,6 +15,7 @@ from tfdp.accounting import (
     proven_composition,
 )
 from tfdp.accounting.encoding import normal_quantiles
+from tfdp.accounting.numerics.noise_families import fisher_information, log_density, log_ratio
 
 DELTA = 1e-5
 T9 = Encoding(noise="student_t", degrees_of_freedom=9.0, num_weights=26010)
@@ -28,11 +29,21 @@ MNIST = describe(
     encoding=T9,
 )
 TINY = Encoding(noise="student_t", degrees_of_freedom=9.0, num_weights=2, largest_entry=1.0)
+HEAVY = Encoding(noise="student_t", degrees_of_freedom=0.5, num_weights=2, largest_entry=1.0)
 SMALL = vary(MNIST, num_examples=100, lot_size=10, steps=20, noise_multiplier=4.0, encoding=TINY)
 
 
+def like_gaussian(run, factor=1.0):
+    """The proven epsilon of DP-SGD whose noise has the same Fisher information, times a factor."""
+    nu = run.mechanism.encoding.degrees_of_freedom
+    unit = math.sqrt(fisher_information(run.mechanism.encoding.noise, nu)) / factor
+    return proven(
+        vary(run, mechanism="dpsgd", noise_multiplier=run.mechanism.noise_multiplier / unit), DELTA
+    ).epsilon
+
+
 @pytest.mark.parametrize(
-    ("scale", "classic", "improved"),
+    ("scale", "classic", "renyi"),
     [
         (0.9, 3.641119, 3.162650),
         (1.0, 3.030005, 2.615133),
@@ -40,41 +51,82 @@ SMALL = vary(MNIST, num_examples=100, lot_size=10, steps=20, noise_multiplier=4.
         (1.5, 1.708517, 1.430097),
     ],
 )
-def test_golden_table(scale, classic, improved):
+def test_golden_table(scale, classic, renyi):
     run = vary(MNIST, noise_multiplier=scale)
     assert claimed(run, DELTA).epsilon == pytest.approx(classic, rel=1e-6)
-    assert proven(run, DELTA).epsilon == pytest.approx(improved, rel=1e-6)
+    found = proven(run, DELTA).epsilon
+    assert like_gaussian(run) < found < like_gaussian(run, 0.999) < 0.93 * renyi
 
 
 def test_golden_size():
     encoding = Encoding(noise="student_t", degrees_of_freedom=9.0, num_weights=61706)
     run = vary(MNIST, encoding=encoding)
     assert claimed(run, DELTA).epsilon == pytest.approx(3.030046, rel=1e-6)
-    assert proven(run, DELTA).epsilon == pytest.approx(2.615167, rel=1e-6)
+    assert like_gaussian(run) < proven(run, DELTA).epsilon < like_gaussian(run, 0.9995)
 
 
 def test_golden_details():
     found = proven(MNIST, DELTA)
-    assert found.details["K_2"] == pytest.approx(0.83331637, rel=1e-7)
-    assert found.details["conversion"] == "RDP"
+    assert found.details["gaussian_noise"] == pytest.approx(math.sqrt(12 / 10), rel=1e-3)
+    assert found.details["conversion"] == "PLD"
     words = " ".join(found.assumptions)
     assert "student_t with 9 degrees" in words
     assert "Gaussian" not in words
 
 
 def test_golden_calibration():
-    scale = noise_for(2.596981, DELTA, MNIST)
-    assert scale == pytest.approx(1.004144, rel=5e-5)
-    assert proven(vary(MNIST, noise_multiplier=scale), DELTA).epsilon <= 2.596981
+    scale = noise_for(2.3817, DELTA, MNIST)
+    assert scale == pytest.approx(1.1 * math.sqrt(10 / 12), rel=1e-3)
+    assert proven(vary(MNIST, noise_multiplier=scale), DELTA).epsilon <= 2.3817
 
 
-def test_a_small_epsilon_needs_large_orders():
+def test_a_small_epsilon():
     run = vary(MNIST, steps=1000)
     for epsilon in (0.09, 0.02):
         noise = noise_for(epsilon, DELTA, run)
         found = proven(run.with_noise(noise), DELTA)
         assert 0.999 * epsilon < found.epsilon <= epsilon
-        assert found.details["rdp_order"] > 64
+
+
+@pytest.mark.parametrize(
+    ("family", "number"),
+    [("laplace", 1), ("laplace", 3), ("sech", 2), ("cauchy", 4), ("variance_gamma", 2)],
+)
+def test_few_weights_are_as_private_as_an_attack_shows(family, number):
+    """The gradient is the codebook's vector, and its losses are added without rounding any up.
+
+    Losses of 200,000 equally likely draws are put onto the next lower point of a grid, so the delta of
+    their composition is no more than what a test of likelihood ratios has, but for 1e-3 of quadrature.
+    """
+    encoding = Encoding(noise=family, num_weights=number)
+    run = vary(MNIST, steps=500, encoding=encoding, noise_multiplier=0.8)
+    q, interval, size = 256 / 60000, 2e-4, 1 << 17
+    draws = np.sinh(np.linspace(-30, 30, 400_001))
+    chances = np.exp(log_density(family, draws)) * np.cosh(np.arcsinh(draws)) * 60 / 400_000
+    transform = np.ones(size // 2 + 1, complex)
+    for shift in normal_quantiles(number) / 0.8:
+        if shift:
+            ratio = log_ratio(family, draws, shift)
+            index = np.floor(ratio / interval).astype(int) % size
+            transform *= np.fft.rfft(np.bincount(index, chances * np.exp(ratio), size))
+    with_ = np.maximum(np.fft.irfft(transform, size), 0.0)
+    losses = np.fft.fftfreq(size, 1 / size) * interval
+    without = with_ * np.exp(-losses)
+    mixed = np.log1p(q * np.expm1(np.minimum(losses, 30.0)))
+    index = np.floor(mixed / 1e-5).astype(int)
+    law = q * with_ + (1 - q) * without
+    sure = (index > -size // 2) & (law > 1e-17)
+    fine = 1 << 21
+    step = np.fft.rfft(np.bincount(index[sure] % fine, law[sure], fine))
+    total = np.maximum(np.fft.irfft(step**run.steps, fine), 0.0)
+    at = np.fft.fftfreq(fine, 1 / fine) * 1e-5
+    epsilon = proven(run, DELTA).epsilon
+    shown = max(
+        each
+        for each in np.linspace(0.8, 1.0, 41) * epsilon
+        if (-np.expm1(np.minimum(each - at, 0.0)) @ total) >= DELTA
+    )
+    assert 0.96 * epsilon < shown <= epsilon
 
 
 def test_gaussian_noise_is_dpsgd():
@@ -102,12 +154,9 @@ def test_other_families(noise):
     ("change", "adjacency", "words"),
     [
         ({"noise_multiplier": 0.0}, "zero_out", "noise"),
-        ({"sampling": "cyclic"}, "zero_out", "Poisson"),
-        ({"sampling": "with_replacement"}, "zero_out", "Poisson"),
-        ({"sampling": "cyclic_poisson", "groups": 2}, "zero_out", "Poisson"),
+        ({"encoding": HEAVY}, "zero_out", "at least 1 degree"),
         ({"batch_statistics": True}, "zero_out", "statistics"),
         ({"clip_groups": 2}, "zero_out", "groups"),
-        ({"sampling": "cyclic"}, "replace_one", "Poisson"),
     ],
 )
 def test_unproven_cases_are_infinite(change, adjacency, words):
@@ -122,13 +171,38 @@ def test_unproven_cases_are_infinite(change, adjacency, words):
 @pytest.mark.parametrize(
     ("change", "adjacency"),
     [
-        ({}, "replace_one"),
+        ({"sampling": "cyclic"}, "zero_out"),
+        ({"sampling": "shuffle"}, "replace_one"),
+        ({"sampling": "fixed_size"}, "zero_out"),
+        ({"sampling": "with_replacement"}, "replace_one"),
+        ({"sampling": "cyclic_poisson", "groups": 2}, "replace_one"),
+        ({"sampling": "random_allocation"}, "zero_out"),
         ({"microbatch_size": 2}, "zero_out"),
         ({"max_examples_per_user": 2}, "zero_out"),
+        ({"max_examples_per_user": 3}, "replace_one"),
     ],
 )
-def test_two_terms_are_covered_by_group_privacy(change, adjacency):
-    found, one = proven(vary(SMALL, **change), DELTA, adjacency), proven(SMALL, DELTA)
+def test_every_theorem_of_dpsgd_holds_for_a_multiple_of_the_noise(change, adjacency):
+    encoding = Encoding(noise="laplace", num_weights=10**6, largest_entry=0.01)
+    run = vary(SMALL, encoding=encoding, **change)
+    same = vary(run, mechanism="dpsgd")
+    below, above = (
+        proven(same.with_noise(4.0 * factor), DELTA, adjacency).epsilon for factor in (1, 0.999)
+    )
+    assert below < proven(run, DELTA, adjacency).epsilon < above
+
+
+@pytest.mark.parametrize(
+    ("change", "adjacency"),
+    [
+        ({"sampling": "random_allocation"}, "replace_one"),
+        ({"sampling": "cyclic_poisson", "groups": 2, "max_examples_per_user": 2}, "zero_out"),
+    ],
+)
+def test_several_lots_at_once_are_covered_by_group_privacy(change, adjacency):
+    run = vary(SMALL, **change)
+    found = proven(run, DELTA, adjacency)
+    one = proven(vary(run, max_examples_per_user=1), DELTA)
     assert found.changes == 2
     assert 2 * one.epsilon < found.epsilon < 3 * one.epsilon
 
@@ -152,7 +226,7 @@ def test_any_codebook_of_unit_vectors():
     largest = float(normal_quantiles(100).max())
     bound = vary(MNIST, encoding=Encoding(largest_entry=largest, **noise))
     low, high = proven(exact, DELTA).epsilon, proven(bound, DELTA).epsilon
-    assert low <= high <= 1.02 * low
+    assert low <= high <= 1.05 * low
 
 
 def test_whole_data_lots_are_not_amplified():

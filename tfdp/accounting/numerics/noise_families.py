@@ -70,6 +70,21 @@ def log_ratio(
     return -(nu + 1) / 2 * np.log1p((shift * shift - 2 * shift * x) / (nu + x * x))
 
 
+def score(family: str, x: np.ndarray, degrees_of_freedom: float | None = None) -> np.ndarray:
+    """-d log z / dx at scale 1, for x > 0."""
+    if family == "laplace":
+        return np.ones_like(x)
+    if family == "sech":
+        return np.tanh(x)
+    if family == "variance_gamma":
+        return x / (1 + x)
+    if family == "gaussian":
+        return np.asarray(x)
+    nu = degrees(family, degrees_of_freedom)
+    assert nu is not None
+    return (nu + 1) * x / (nu + x * x)
+
+
 def fisher_information(family: str, degrees_of_freedom: float | None = None) -> float:
     """Location Fisher information at scale 1, which governs small shifts; 1 for a Gaussian."""
     if family in _FISHER:

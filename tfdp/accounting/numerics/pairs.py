@@ -9,7 +9,7 @@ D against D' is the mixture over j, with the weights p_j, of N(s A_j) against th
     "replace"     j, -j        j, -j
     "slot"        2j, 2 - j    j, 2 - 2j
     "triangle"    j, 1 - j     j, 1 - j
-    "allocation", "replaced_allocation"    see the modules of these names
+    "allocation", "replaced_allocation", "shifted_noise"    see the modules of these names
 
 for j >= 1, and A_0 = B_0 = 0. The comparison lemma proves them; `gaussian_steps` and `fixed_size` have
 the distances to which it is applied.
@@ -55,10 +55,10 @@ import numpy as np
 from scipy import optimize, special
 
 from tfdp._validate import fraction, one_of, positive
-from tfdp.accounting.numerics import allocation, replaced_allocation
+from tfdp.accounting.numerics import allocation, replaced_allocation, shifted_noise
 from tfdp.accounting.numerics.loss_grid import Losses
 
-PAIRS = ("add", "replace", "slot", "triangle", "allocation", "replaced_allocation")
+PAIRS = ("add", "replace", "slot", "triangle", "allocation", "replaced_allocation", "shifted_noise")
 
 # Mass that may remain beyond the last loss; it counts as a complete loss.
 _TAIL = 1e-20
@@ -76,10 +76,11 @@ class Component:
 
     Attributes:
       weight: Probability of this component in the mixture; which one applies is treated as public.
-      probability: Sampling probability in (0, 1]; for the last two pairs 1 over the number of lots.
+      probability: Sampling probability in (0, 1]; for random allocation 1 over the number of lots.
       multiplier: Standard deviation of the noise over the sensitivity.
       pair: One of `PAIRS`.
       draws: Chances of 0, 1, 2, ... draws, where there may be more than one; else empty.
+      shifts: The shifts of "shifted_noise".
     """
 
     weight: float
@@ -87,6 +88,7 @@ class Component:
     multiplier: float
     pair: str = "add"
     draws: tuple[float, ...] = ()
+    shifts: shifted_noise.Shifts | None = None
 
     def __post_init__(self):
         one_of("pair", self.pair, PAIRS)
@@ -94,6 +96,14 @@ class Component:
         fraction("probability", self.probability, one=True, remedy=drawn)
         remedy = "Nothing can be proven without noise: use a positive number."
         positive("noise multiplier", self.multiplier, remedy=remedy)
+
+    @property
+    def like_gaussian(self) -> "Component":
+        """The pair "add" if this is noise of another family about as private; else the pair itself."""
+        if self.shifts is None:
+            return self
+        multiplier = self.multiplier / self.shifts.mu
+        return dataclasses.replace(self, pair="add", multiplier=multiplier, shifts=None)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -157,7 +167,7 @@ def reach(part: Component) -> float:
     """The largest finite loss of a pair."""
     if part.pair == "allocation":
         return allocation.reach(part.probability, part.multiplier)
-    if part.pair == "replaced_allocation":
+    if part.pair in ("replaced_allocation", "shifted_noise"):
         return float(positive_losses(part, 1.0)[0].values.max(initial=0.0))
     largest = []
     for p, q in orders(part):
@@ -180,6 +190,7 @@ def mean_square(part: Component) -> float:
     """
     if part.pair.endswith("allocation"):
         return _variance_of_an_epoch(part)
+    part = part.like_gaussian
     x = np.linspace(-8.0, 8.0, 161)
     density = np.exp(-(x**2) / 2)
     with_, _ = orders(dataclasses.replace(part, pair="add"))[0]
@@ -196,7 +207,7 @@ def _variance_of_an_epoch(part: Component) -> float:
 
 def variance(part: Component, noise: float) -> float:
     """Approximate variance of one round's density ratio, with all noise multiplied by `noise`."""
-    part = dataclasses.replace(part, multiplier=part.multiplier * noise)
+    part = dataclasses.replace(part, multiplier=part.multiplier * noise).like_gaussian
     if part.pair.endswith("allocation"):
         return _variance_of_an_epoch(part)
     p, q = orders(part)[0]
@@ -216,6 +227,8 @@ def positive_losses(part: Component, fineness: float) -> tuple[Losses, Losses]:
     if part.pair == "replaced_allocation":
         losses = replaced_allocation.positive_losses(part.probability, part.multiplier)
         return losses, losses
+    if part.shifts is not None:
+        return shifted_noise.positive_losses(part.shifts, part.multiplier, part.probability)
     forward, backward = orders(part)
     one = _losses(*forward, part.weight, fineness)
     return one, (one if backward is forward else _losses(*backward, part.weight, fineness))
