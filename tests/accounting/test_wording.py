@@ -171,7 +171,11 @@ REASONS = [
     (encoded("gaussian", private_codebook=True), "zero_out", "private codebook"),
     (encoded("gaussian") | {"batch_statistics": True}, "zero_out", "codes and lot statistics"),
     (encoded("gaussian") | {"clip_groups": 2}, "zero_out", "codes and groups of weights"),
-    (encoded("student_t", degrees_of_freedom=0.5), "zero_out", "other noise with heavy tails"),
+    (
+        encoded("student_t", degrees_of_freedom=0.5) | {"sampling": "shuffle"},
+        "zero_out",
+        "other degrees of freedom",
+    ),
     (STUDENT | {"sampling": "random_allocation"}, "replace_one", "other noise and several lots"),
     ({"insecure_seed": True}, "zero_out", "insecure seed"),
     ({"open_plan": True}, "zero_out", "open plan"),

@@ -6,7 +6,7 @@ The tables are dicts, so that the module of a new mechanism can add rows.
 from tfdp.accounting.analysis import Analysis
 from tfdp.accounting.mechanisms import SIDPSGD, DiscreteSGD, DPDropout, Matrix, NoMechanism
 from tfdp.accounting.numerics.noise_families import GAUSSIAN
-from tfdp.accounting.numerics.noise_scores import LEAST_DEGREES
+from tfdp.accounting.numerics.noise_scores import are_covered
 from tfdp.accounting.run import Run
 from tfdp.accounting.sampling import (
     Cyclic,
@@ -310,12 +310,18 @@ UNPROVEN: Table = {
         "Gradients were clipped in {run.contribution.clip_groups} groups, but a codebook describes "
         "the whole gradient.",
     ),
-    "other noise with heavy tails": (
-        lambda run, _: (
+    "other degrees of freedom": (
+        lambda run, adjacency: (
             _encoded(run)
-            and (run.mechanism.encoding.degrees_of_freedom or LEAST_DEGREES) < LEAST_DEGREES
+            and not are_covered(run.mechanism.encoding.degrees_of_freedom)
+            and (
+                not isinstance(run.sampling, Poisson)
+                or run.contribution.max_examples_per_user > 1
+                or run.contribution.replaces(adjacency)
+            )
         ),
-        "With {run.mechanism.encoding.family}, nothing is proven. Use at least 1 degree of freedom.",
+        "With {run.mechanism.encoding.family}, only Poisson lots are proven, for single records that "
+        "are left out (zero_out). Use 1 to 12 degrees of freedom.",
     ),
     "other noise and several lots": (
         lambda run, adjacency: (

@@ -109,6 +109,16 @@ def test_scores_are_below_the_normal_distribution(family, nu):
         )
 
 
+@pytest.mark.parametrize("nu", [*np.arange(1.0, 12.0, 0.25), 12.0])
+def test_the_density_of_scores_of_students_t_crosses_the_normal_one_once(nu):
+    """The inequality of the proof, whose two sides differ by more than their change between points."""
+    c, j = np.linspace(0.0, 1.0, 20_001)[1:-1], (nu - 1) / 2
+    left = j * ((1 + c) ** (j - 1) - (1 - c) ** (j - 1)) / ((1 + c) ** j + (1 - c) ** j)
+    largest = (nu + 1) / (2 * math.sqrt(nu))
+    at_zero = 2 * math.pi * math.exp(2 * log_density("student_t", np.zeros(1), nu)[0])
+    assert np.all(left + 0.1 <= 1 / c + largest**2 * c / at_zero)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_random_vectors_of_laplace_noise(seed):
     """Scores of Laplace noise are signs, so sums of them can be enumerated."""

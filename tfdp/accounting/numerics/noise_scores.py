@@ -45,8 +45,12 @@ of S are
 * variance_gamma: exp(-s / (1 - s)) / (4 (1 - s)^3); over that of N(0, h), its log has the derivative
   3 v - v^2 + (1 - 1 / v) / h with v = 1 / (1 - s), which is concave, so the ratio rises and then falls;
 * student_t: with c = sqrt(1 - (s / largest)^2), a multiple of ((1 + c)^j + (1 - c)^j) / c for
-  j = (nu - 1) / 2, which rises up to the end for 1 <= nu <= 3. For larger nu, D <= 0 is the result of
-  quadrature, in the tests.
+  j = (nu - 1) / 2. Over the density of N(0, h), its log falls with c, so it rises with s, if
+
+      j ((1 + c)^(j-1) - (1 - c)^(j-1)) / ((1 + c)^j + (1 - c)^j) <= 1 / c + largest^2 c / h,
+
+  which holds for h <= h(0) and 1 <= nu <= 12 (in the tests; not from nu = 13 on, where quadrature still
+  finds D <= 0).
 """
 
 import functools
@@ -57,14 +61,19 @@ from scipy import special
 
 from tfdp.accounting.numerics.noise_families import log_density, score
 
-# Least degrees of freedom of Student's t. D is at most 0 from 0.8, but not for 0.5.
-LEAST_DEGREES = 1.0
+# Degrees of freedom of Student's t for which D <= 0 is proven.
+LEAST_DEGREES, MOST_DEGREES = 1.0, 12.0
 # Quadrature in u with x = sinh(u), whose ends are negligible even for Cauchy noise.
 _END, _PANELS, _NODES = 40.0, 160, 20
 # The first and the last k at which h is computed, and their number; h hardly falls any more.
 _STARTS = (0.02, 1e4, 200)
 # Relative margin for quadrature and rounding, which are far below it.
 _HAIR = 1e-9
+
+
+def are_covered(degrees_of_freedom: float | None) -> bool:
+    """Whether the bound is proven for a family; None if it has no degrees of freedom."""
+    return degrees_of_freedom is None or LEAST_DEGREES <= degrees_of_freedom <= MOST_DEGREES
 
 
 def square_of(
