@@ -38,6 +38,7 @@ class Session:
         lots: the `tfdp.data.Lots` that the steps draw from; None for other batches.
         key: the secret that several machines share, 16 bytes; None on one machine, where noise and
             masks have secrets of the operating system.
+        equal_copies: compares the replicas' copies of weights and state; None before the first time.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Session:
             aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
         )
         self._fixed = threading.local()  # replicas are traced in threads, which take turns
-        self.key = key
+        self.key, self.equal_copies = key, None
         masks = os.urandom(8) if key is None else derived(key, "masks")
         self._secret = int.from_bytes(masks[:4]), int.from_bytes(masks[4:8])
 

@@ -7,11 +7,25 @@ the name that the object's `save_own_variables` gave it. Keras counts the arrays
 loads a plain layer, and does not look at the group's attributes, so a text is an attribute.
 """
 
+import functools
 import io
 import zipfile
+from collections.abc import Callable
 
 import h5py
 import numpy as np
+from keras.src.saving import saving_lib
+
+
+def write_if(may_write: Callable) -> None:
+    """Has Keras write a model, or its weights, to a path only if `may_write(model)`."""
+    for name in ("save_model", "save_weights_only"):  # which Keras looks up in their module
+        write = getattr(saving_lib, name)
+        setattr(saving_lib, name, functools.partial(_checked, may_write, write))
+
+
+def _checked(may_write, write, model, *args, **kwargs):
+    return write(model, *args, **kwargs) if may_write(model) else None
 
 
 def write_text(store, name: str, text: str) -> None:

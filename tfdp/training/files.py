@@ -14,7 +14,7 @@ import pathlib
 
 import keras
 
-from tfdp._compat.files import add_text, optimizer_in, read_text, texts_in, write_text
+from tfdp._compat.files import add_text, optimizer_in, read_text, texts_in, write_if, write_text
 from tfdp._compat.keras import layers_of, take_policy, unpickled
 from tfdp.account import LEDGER_KEY
 from tfdp.accounting import Ledger
@@ -68,16 +68,13 @@ class SavedWithLedger:
     # -- the configuration -----------------------------------------------------------------------
 
     def save(self, filepath, *args, **kwargs):
-        """`keras.Model.save`; formats that hold no ledger are refused, before a file is begun.
-
-        Of several machines, the chief writes the file.
-        """
+        """`keras.Model.save`; formats that hold no ledger are refused, before a file is begun."""
         refuse_legacy(filepath)
-        return super().save(filepath, *args, **kwargs) if writes(self) else None
+        return super().save(filepath, *args, **kwargs)
 
-    def save_weights(self, filepath, *args, **kwargs):
-        """`keras.Model.save_weights`; of several machines, the chief writes the file."""
-        return super().save_weights(filepath, *args, **kwargs) if writes(self) else None
+    def export(self, filepath, *args, **kwargs):
+        """`keras.Model.export`; of several machines, the chief writes the folder."""
+        return super().export(filepath, *args, **kwargs) if writes(self) else None
 
     def get_compile_config(self):
         """The arguments of `compile`, but none with a plain optimizer, which cannot train privately."""
@@ -110,6 +107,10 @@ def _compiles_itself(cls) -> bool:
     )
 
 
+# Of several machines, the chief writes a private model's files.
+write_if(lambda model: not isinstance(model, SavedWithLedger) or writes(model))
+
+
 @contextlib.contextmanager
 def plainly(*models):
     """Context in which private models are of their plain classes; others are as they are."""
@@ -126,6 +127,8 @@ def plainly(*models):
 
 def save_to_preset(self, preset_dir, *args, **kwargs):
     """Writes the preset of the plain class, and the ledger into `privacy.json` beside it."""
+    if not writes(self):
+        return
     with plainly(*layers_of(self, itself=True)):
         self.save_to_preset(preset_dir, *args, **kwargs)
     path = pathlib.Path(preset_dir, PRESET_LEDGER)
@@ -134,6 +137,8 @@ def save_to_preset(self, preset_dir, *args, **kwargs):
 
 def save_lora_weights(self, filepath):
     """Writes KerasHub's file of low-rank factors, and the ledger into it."""
+    if not writes(self):
+        return
     self._tfdp_base.save_lora_weights(self, filepath)
     add_text(filepath, LEDGER_KEY, self.privacy.account.ledger.to_json())
 
