@@ -24,7 +24,8 @@ class Entry:
         ledger: the ledger that contains the run.
         run: the description. `run.steps` is the number of described steps, not of counted ones, which
             is `counted`.
-        run_id: id of a run of another process, to resume it; None enters a new run.
+        run_id: id of a run that the ledger has from another process, to resume it; or that of a new
+            run, for which None makes a random one.
         declared: number of steps of a plan that several trainings carry out, or 0.
 
     Attributes:
@@ -34,8 +35,8 @@ class Entry:
 
     def __init__(self, ledger: Ledger, run: Run, run_id: str | None = None, declared: float = 0):
         self.ledger, self.run = ledger, run
-        self._resumed = run_id is not None
-        self.run_id = ledger.open(run) if run_id is None else run_id
+        self._resumed = run_id in ledger.entries
+        self.run_id = run_id if run_id is not None and self._resumed else ledger.open(run, run_id)
         recorded = ledger.entries[self.run_id]
         self.taken = ledger.taken(self.run_id)
         self.declared = declared

@@ -38,6 +38,7 @@ class Session:
         lots: the `tfdp.data.Lots` that the steps draw from; None for other batches.
         key: the secret that several machines share, 16 bytes; None on one machine, where noise and
             masks have secrets of the operating system.
+        equal_copies: compares the replicas' copies of weights and state; None before the first time.
     """
 
     def __init__(
@@ -57,16 +58,10 @@ class Session:
         self.facts, self.first_iteration = facts, first_iteration
         self.physical_batch_size, self.lots = physical_batch_size, lots
         self._first_turn = turn - entry.taken
-        # Counts the steps that begin on the device, one copy for each replica. Nothing saves it.
-        self._begun = tf.Variable(
-            entry.taken,
-            dtype=tf.int64,
-            trainable=False,
-            name="steps_begun",
-            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-        )
+        # Counts the steps that begin on the device, each replica in its own copy. Nothing saves it.
+        self._begun = tf.Variable(entry.taken, False, name="steps_begun", dtype=tf.int64)
         self._fixed = threading.local()  # replicas are traced in threads, which take turns
-        self.key = key
+        self.key, self.equal_copies = key, None
         masks = os.urandom(8) if key is None else derived(key, "masks")
         self._secret = int.from_bytes(masks[:4]), int.from_bytes(masks[4:8])
 

@@ -57,12 +57,12 @@ def test_resource_handles_say_the_name_of_their_variable():
 def test_an_iterator_is_its_resource():
     iterator = iter(tf.data.Dataset.range(3))
     spec = tf.type_spec_from_value(iterator)
-    resource = borrowed.resource_of(iterator)
+    (resource,) = tf.nest.flatten(iterator, expand_composites=True)
     assert resource.dtype == tf.resource
 
     @tf.function
     def following(resource):
-        return borrowed.iterator_of(spec, resource).get_next()
+        return tf.nest.pack_sequence_as(spec, [resource], expand_composites=True).get_next()
 
     assert [int(following(resource)) for _ in range(2)] == [0, 1]
     assert int(next(iterator)) == 2

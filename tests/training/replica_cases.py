@@ -8,11 +8,13 @@ with its name and what differed, or null. With TF_CONFIG, each machine has one d
 
 import contextlib
 import functools
+import hashlib
 import json
 import os
 import sys
 import tempfile
 import traceback
+from unittest import mock
 
 import keras
 import numpy as np
@@ -20,6 +22,7 @@ import tensorflow as tf
 
 import tfdp
 from tests.rounding import assert_close, terms_of
+from tfdp.training import training
 from tfdp.training.replicas import copies_of
 
 ROWS, DEVICES = 50, 4
@@ -51,6 +54,10 @@ def matrix():
 
 def si_dpsgd(**more):
     return sgd(tfdp.SIDPSGDOptimizer, **({"momentum": 0.9} | more))
+
+
+def averaged():
+    return sgd(use_ema=True, ema_overwrite_frequency=2)
 
 
 def on_lots(sampling, epochs=2, f=None, **options):
@@ -89,9 +96,14 @@ def dataset():
 
 
 def one_by_one(model):
-    return _columns(
-        model.train_on_batch(X[i : i + 7], Y[i : i + 7], return_dict=True) for i in (0, 7, 14)
-    )
+    """After the first step one replica's copy is changed, and the third one has to mend it."""
+    training._BETWEEN = 3
+    found = []
+    for i in (0, 7, 14):
+        found.append(model.train_on_batch(X[i : i + 7], Y[i : i + 7], return_dict=True))
+        if i == 0:
+            _change_a_copy(model)
+    return _columns(found)
 
 
 def own_loop(model):
@@ -118,12 +130,16 @@ def drifted(model):
     """One replica's copy is changed, and the end of the epoch has to mend it."""
 
     def drift(epoch, logs):
-        value = model.trainable_variables[0].value
-        if epoch == 1 and hasattr(value, "values"):
-            value.values[1].assign_add(tf.fill(value.shape, 1e-7))
+        if epoch == 1:
+            _change_a_copy(model)
 
     callback = keras.callbacks.LambdaCallback(on_epoch_begin=drift)
     return on_arrays(model, callbacks=[callback])
+
+
+def _change_a_copy(model):
+    for copy in getattr(model.trainable_variables[0].value, "values", [])[1:2]:
+        copy.assign_add(tf.fill(copy.shape, 1e-7))
 
 
 def tuned(example, seed):
@@ -159,7 +175,7 @@ CASES = {
     "adaptive": {"optimizer": lambda: sgd(clipping="adaptive"), "model": with_dropout},
     "matrix": {"optimizer": matrix, "fit": on_lots("cyclic_poisson", groups=3)},
     "si_dpsgd": {"optimizer": si_dpsgd, "fit": on_lots("cyclic")},
-    "smaller": {"fit": on_lots("poisson", 1, lot_size=2)},
+    "smaller": {"optimizer": averaged, "fit": on_lots("poisson", 1, lot_size=2)},
     "evaluated": {"fit": evaluated},
     "one_by_one": {"fit": one_by_one},
     "drifted": {"fit": drifted},
@@ -305,6 +321,11 @@ def other_weights(model):
     return on_arrays(model)
 
 
+def other_rate(model):
+    model.optimizer.learning_rate = 0.1 + on_machine()
+    return on_arrays(model)
+
+
 def in_equal_shards(model):
     lots = tfdp.data.make_lots("poisson", X[:25], Y[:25], lot_size=10, shard_of=50)
     return model.fit(lots, verbose=0)
@@ -344,11 +365,61 @@ def outside(devices):
         raise AssertionError("An optimizer of one device trained.")
 
 
-CHECKS = {"deviation": deviation, "outside": outside}
+def shared(devices):
+    """A strategy whose replicas share one copy of the weights is refused."""
+    names = [f"CPU:{i}" for i in range(devices)]
+    kind = tf.distribute.experimental.CentralStorageStrategy
+    with kind(names, parameter_device="CPU:0").scope():
+        model = tfdp.make_private(net())
+        model.compile(sgd(), LOSS)
+    try:
+        on_arrays(model)
+    except NotImplementedError as error:
+        assert "CentralStorageStrategy cannot" in str(error), error
+    else:
+        raise AssertionError("Replicas that share their weights trained.")
+
+
+def in_batches(devices):
+    """A later call of `train_on_batch` traces nothing."""
+    model, _ = trained(devices, fit=lambda model: model.train_on_batch(X[:7], Y[:7]))
+    with mock.patch.object(tf, "function", side_effect=AssertionError("traced again")):
+        model.train_on_batch(X[7:14], Y[7:14])
+    assert model.privacy.ledger.runs[0].steps == 2
+
+
+def again(devices):
+    """A fit that is interrupted and resumed in one process counts once on every machine."""
+    cluster = json.dumps(json.loads(os.environ["TF_CONFIG"])["cluster"])
+    folder = os.path.join(tempfile.gettempdir(), hashlib.sha256(cluster.encode()).hexdigest())
+
+    def fit(model, at=None):
+        def end(batch, logs):
+            if model.privacy.steps_taken == at:
+                raise KeyboardInterrupt
+
+        backup = tfdp.callbacks.BackupAndRestore(folder, save_freq=1)
+        end = keras.callbacks.LambdaCallback(on_train_batch_end=end)
+        with contextlib.suppress(KeyboardInterrupt):
+            on_lots("shuffle")(model, callbacks=[backup, end])
+
+    model, _ = trained(devices, fit=lambda model: fit(model, at=4))
+    fit(model)
+    assert [run.steps for run in model.privacy.ledger.runs] == [10]
+
+
+CHECKS = {
+    "deviation": deviation,
+    "outside": outside,
+    "shared": shared,
+    "in_batches": in_batches,
+    "again": again,
+}
 REFUSALS = {
     "other_data": refuses(ValueError, "have different examples", other_data),
     "equal_shards": refuses(ValueError, "have the same examples", in_equal_shards),
-    "other_weights": refuses(ValueError, "disagree on the weights", other_weights),
+    "other_weights": refuses(ValueError, "disagree on the weights. Run", other_weights),
+    "other_rate": refuses(ValueError, "disagree on the learning rate. Run", other_rate),
     "wrong_shards": refuses(ValueError, "have 50 examples", lambda m: of_shard(m, total=51)),
     "own_batches": refuses(NotImplementedError, "Pass arrays", on_batches(dataset)),
 }

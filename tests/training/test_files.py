@@ -18,6 +18,7 @@ from keras import layers
 import tfdp
 from tests.rounding import FUNCTION, assert_close, terms_of
 from tests.training.small import linear, small, train
+from tfdp.training import files
 
 DELTA = 1e-5
 BUDGET = tfdp.PrivacyBudget(9.0, DELTA)
@@ -273,6 +274,18 @@ def named(owner, prefix):
         words = {*re.findall("[a-z]+", re.sub("([A-Z])", r"_\1", name).lower())}
         if name[0] != "_" and words & WORDS and callable(getattr(owner, name)):
             yield prefix + name
+
+
+def test_machines_other_than_the_chief_write_no_file_of_a_private_model(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "writes", lambda model: False)
+    model = small()
+    model.save(tmp_path / "a.keras")
+    model.save_weights(tmp_path / "c.weights.h5")
+    model.export(tmp_path / "d", verbose=False)
+    assert not [*tmp_path.iterdir()]
+    monkeypatch.undo()
+    model.save(tmp_path / "a.keras")
+    assert len([*tmp_path.iterdir()]) == 1
 
 
 def test_every_writer_and_reader_of_weights_is_on_the_page():

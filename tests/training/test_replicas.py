@@ -6,12 +6,13 @@ import subprocess
 import sys
 
 import pytest
+import tensorflow as tf
 
 import tfdp
 from tests.training.replica_cases import CASES, net, trained
 from tfdp.training import replicas
 
-QUICK = ["adaptive", "smaller", "evaluated", "deviation", "outside"]
+QUICK = ["adaptive", "smaller", "evaluated", "deviation", "outside", "shared"]
 OTHERS = [*(name for name in CASES if name not in QUICK), "resumed_si_dpsgd", "resumed_matrix"]
 
 
@@ -55,7 +56,9 @@ def _by_lot():
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_several_replicas_cannot_train_is_refused(what):
-    model, _ = trained(1, fit=lambda model: None, **REFUSED[what])
+def test_what_several_replicas_cannot_train_is_refused(what, monkeypatch):
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        model, _ = trained(1, fit=lambda model: None, **REFUSED[what])
+    monkeypatch.setattr(replicas, "several", lambda strategy: True)
     with pytest.raises(NotImplementedError, match=rf"{what} cannot be combined with several"):
         replicas.check_replicas(model)

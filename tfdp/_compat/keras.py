@@ -58,6 +58,7 @@ compiled_loss = attrgetter("_compile_loss")  # a model's `CompileLoss`, or None
 flat_losses = attrgetter("_flat_losses")  # (path, loss, weight, metric) of each output of these
 compile_metrics = attrgetter("_compile_metrics")  # a model's `CompileMetrics`, or None
 loss_tracker = attrgetter("_loss_tracker")  # the metric in which a model keeps its loss
+given_strategy = attrgetter("_distribute_strategy")  # a model's; None without the scope of one
 configured_rate = attrgetter("_learning_rate")  # an optimizer's variable, schedule or function
 # Removes the losses that `add_loss` and activity regularizers added to a model.
 forget_losses = methodcaller("_clear_losses")

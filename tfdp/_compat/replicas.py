@@ -7,6 +7,11 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer
 
+from tfdp._compat.keras import given_strategy
+
+# Strategies that give each replica a copy of all variables.
+MIRRORED = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
+
 
 def number_of_machines(strategy) -> int:
     """The number of machines, each with one process, that have replicas of a strategy."""
@@ -33,22 +38,17 @@ def build_symbolically_once(model, iterator=None, data_batch=None) -> None:
         iterator: Keras' epoch iterator; a batch is read only if something is not built.
         data_batch: a batch, or its structure of `tf.TensorSpec`s.
     """
-    strategy = model._distribute_strategy
+    strategy = given_strategy(model)
     parts = [*model._flatten_layers(), model._compile_metrics, model._compile_loss, model.optimizer]
     if strategy is None or all(part.built for part in parts if part is not None):
         return
     for _, _, batches in () if iterator is None else iterator:
-        data_batch = of_one_replica(strategy, next(batches))
+        data_batch = keras.tree.map_structure(
+            lambda v: v if v is None else strategy.experimental_local_results(v)[0], next(batches)
+        )
         break
     with strategy.scope():
         model._symbolic_build(data_batch=data_batch)
-
-
-def of_one_replica(strategy, values):
-    """The part of one local replica of a structure of values for each replica."""
-    return keras.tree.map_structure(
-        lambda v: v if v is None else strategy.experimental_local_results(v)[0], values
-    )
 
 
 def over_replicas(model, strategy, step, data) -> dict:
@@ -59,8 +59,7 @@ def over_replicas(model, strategy, step, data) -> dict:
     """
     if strategy.num_replicas_in_sync == 1:
         # Variables of these strategies are assigned in a replica, even if there is only one.
-        mirrored = tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy
-        return strategy.run(step, args=(data,)) if isinstance(strategy, mirrored) else step(data)
+        return strategy.run(step, args=(data,)) if isinstance(strategy, MIRRORED) else step(data)
     logs = strategy.run(step, args=(data,))
     metrics = model.get_metrics_result()  # which adds the replicas' sums and counts
     if logs.keys() == metrics.keys():

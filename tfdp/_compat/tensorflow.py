@@ -61,17 +61,6 @@ def as_one_replica():
 # -- data sets ---------------------------------------------------------------------------------------
 
 
-def resource_of(iterator: tf.data.Iterator) -> tf.Tensor:
-    """The resource of an iterator, which is its only component as a composite tensor."""
-    (resource,) = tf.nest.flatten(iterator, expand_composites=True)
-    return resource
-
-
-def iterator_of(spec: tf.TypeSpec, resource: tf.Tensor) -> tf.data.Iterator:
-    """The iterator with the given type spec and resource; the inverse of `resource_of`."""
-    return tf.nest.pack_sequence_as(spec, [resource], expand_composites=True)
-
-
 def size_of_batches(dataset: tf.data.Dataset) -> int | None:
     """The batch size of the `batch` that made a dataset's elements, or None if that is not certain.
 

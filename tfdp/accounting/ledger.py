@@ -132,10 +132,12 @@ class Ledger:
                 del self._entries[run_id]
                 self.changes += 1
 
-    def open(self, run: Run) -> str:
-        """Adds a run with 0 spent steps and returns its new random id."""
+    def open(self, run: Run, run_id: str | None = None) -> str:
+        """Adds a run with 0 spent steps and returns its id; None makes a random one."""
         check_run(run)
-        run_id = os.urandom(16).hex()
+        run_id = os.urandom(16).hex() if run_id is None else run_id
+        if run_id in self._entries:
+            raise LedgerError(f"Expected the id of a new run. Received {run_id!r}.")
         self._entries[run_id] = run.with_steps(0)
         self.changes += 1
         return run_id

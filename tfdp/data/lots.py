@@ -316,6 +316,7 @@ class Lots:
             RuntimeError: this process is not the one that made the lots.
         """
         spec, unit = self.spec, self.microbatch_size * self.views
+        draw = functools.lru_cache(maxsize=1)(self.scheme.draw)  # once for all shares of a lot
 
         def rows(stream, numbers, words):
             # Words of a given order are secret, and those of a user's seed are not.
@@ -324,7 +325,7 @@ class Lots:
             lots = []
             for number in numbers:
                 step, share = shares.at(number)
-                drawn = self.scheme.draw(words, stream, step, turn)
+                drawn = draw(words, stream, step, turn)
                 units, size = shares.units(drawn, share, self._rows(len(drawn) * unit), unit)
                 people = functools.partial(words.secret, stream, step, PEOPLE)
                 lots.append(self._assembly.places(units, size, people))

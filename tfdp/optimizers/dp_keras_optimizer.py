@@ -368,6 +368,12 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         """
         return list(grads_and_vars)
 
+    def _overwrite_model_variables_with_average_value(self, trainable_variables):
+        """Assigns the averages to the weights, each replica to its own; Keras' method raises there."""
+        averages = self._model_variables_moving_average
+        for variable, average in zip(trainable_variables, averages, strict=True):
+            variable.assign(average)
+
     def apply(self, grads, trainable_variables=None):
         """Raises: gradients that an engine did not bound and sum are not private."""
         raise RuntimeError(

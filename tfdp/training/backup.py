@@ -152,13 +152,12 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._first_attached = self._first_attached or time.monotonic()
         self._account, self._session, self._ended = account, None, None
         self._setup, self._length, self._last_epoch = setup_of(model, feed), feed.steps, start.until
-        strategy = model.distribute_strategy
-        if not writes(model):
-            wait_for_all(strategy)  # the chief has entered the folder
-            self._folder = ReadFolder(self._folder.path)
-        self._folder.enter()
         if writes(model):
-            wait_for_all(strategy)
+            self._folder.enter()
+        wait_for_all(model.distribute_strategy)  # until the chief has entered the folder
+        if not writes(model):
+            self._folder = ReadFolder(self._folder.path)
+            self._folder.enter()
         try:
             position = self._resumed(account, feed, start)
             with self._interruptions:

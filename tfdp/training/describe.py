@@ -5,6 +5,7 @@ import dataclasses
 from tfdp._compat.replicas import number_of_machines
 from tfdp.account import Account, check_counted
 from tfdp.accounting import Contribution, Run
+from tfdp.data.words import derived
 from tfdp.entry import Entry
 from tfdp.layers.lot_statistics import uses_batch_statistics
 from tfdp.layers.public import public_layers
@@ -110,7 +111,7 @@ def open_session(model, account: Account, feed: Feed, steps: int | None) -> Sess
             optimizer.build(variables)
     check_counted(optimizer, account.ledger)
     facts, session = facts_of(model, feed, optimizer, account.start), account.session
-    if session is not None and _continues(session, facts, feed, optimizer, variables):
+    if session is not None and continues(session, facts, feed, optimizer, variables):
         describe_more(session, steps)
         return session
     if feed.start:
@@ -123,7 +124,10 @@ def open_session(model, account: Account, feed: Feed, steps: int | None) -> Sess
     steps = _open_ended(optimizer, 0) if steps is None else steps
     run = with_tables(facts, optimizer, variables, first, steps)
     account.close_session()
-    account.session = session_of(model, Entry(account.ledger, run), facts, feed, first)
+    # Of several machines, all give the run one id, so that it counts once where their ledgers meet.
+    run_id = None if feed.key is None else derived(feed.key, "run").hex()
+    entry = Entry(account.ledger, run, run_id)
+    account.session = session_of(model, entry, facts, feed, first)
     with model.distribute_strategy.scope():  # its variables have a copy for each replica, too
         optimizer.begin(account.session)
     return account.session
@@ -145,7 +149,7 @@ def session_of(model, entry: Entry, facts: Run, feed: Feed, first_iteration: int
         )
 
 
-def _continues(session: Session, facts: Run, feed: Feed, optimizer, variables) -> bool:
+def continues(session: Session, facts: Run, feed: Feed, optimizer, variables) -> bool:
     """Whether further steps belong to the entry of a session.
 
     Random lots may be new ones. Lots of whole epochs have to draw as the last ones (`Lots.draws_as`)

@@ -79,6 +79,10 @@ class SavedWithLedger:
         """`keras.Model.save_weights`; of several machines, the chief writes the file."""
         return super().save_weights(filepath, *args, **kwargs) if writes(self) else None
 
+    def export(self, filepath, *args, **kwargs):
+        """`keras.Model.export`; of several machines, the chief writes the folder."""
+        return super().export(filepath, *args, **kwargs) if writes(self) else None
+
     def get_compile_config(self):
         """The arguments of `compile`, but none with a plain optimizer, which cannot train privately."""
         return super().get_compile_config() if self._has_private_optimizer() else {}
@@ -126,6 +130,8 @@ def plainly(*models):
 
 def save_to_preset(self, preset_dir, *args, **kwargs):
     """Writes the preset of the plain class, and the ledger into `privacy.json` beside it."""
+    if not writes(self):
+        return
     with plainly(*layers_of(self, itself=True)):
         self.save_to_preset(preset_dir, *args, **kwargs)
     path = pathlib.Path(preset_dir, PRESET_LEDGER)
@@ -134,6 +140,8 @@ def save_to_preset(self, preset_dir, *args, **kwargs):
 
 def save_lora_weights(self, filepath):
     """Writes KerasHub's file of low-rank factors, and the ledger into it."""
+    if not writes(self):
+        return
     self._tfdp_base.save_lora_weights(self, filepath)
     add_text(filepath, LEDGER_KEY, self.privacy.account.ledger.to_json())
 

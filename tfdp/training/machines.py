@@ -10,6 +10,7 @@ rows are the same; with shards, these rows differ, and the sizes add up.
 """
 
 import dataclasses
+import functools
 import hashlib
 import os
 
@@ -17,12 +18,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdp._compat.keras import configured_rate
 from tfdp._compat.replicas import several_machines
-from tfdp._compat.tensorflow import concrete_function
 from tfdp.data.arrays import all_arrays
-from tfdp.training.describe import facts_of
+from tfdp.training.describe import continues, facts_of
 from tfdp.training.feed import Feed
 from tfdp.training.position import Position
+from tfdp.training.replicas import of_all_replicas, on_replicas
 
 
 def with_key(model, feed: Feed) -> Feed:
@@ -35,27 +37,24 @@ def with_key(model, feed: Feed) -> Feed:
             "On several machines, each would draw batches of its own, and an example might be in a lot "
             "twice. Pass arrays, a source, or tfdp.data.make_lots(...)."
         )
-    words = np.frombuffer(os.urandom(16), "<u4").tolist()
-    found = _from_all(strategy, [*words, _rows_of(feed.lots)])
+    words, lots = np.frombuffer(os.urandom(16), "<u4").tolist(), feed.lots
+    found = _from_all(strategy, [*words, 0 if lots is None else _rows_of(lots)])
     key, contents = found[0, :4].astype("<u4").tobytes(), found[:, 4].tolist()
-    if feed.lots is None:
-        return dataclasses.replace(feed, key=key)
-    if feed.lots.sharded and len(set(contents)) < len(contents):
+    sharded = lots is not None and lots.sharded
+    if sharded and len(set(contents)) < len(contents):
         raise ValueError(
             "Two machines have the same examples, which would count twice. Pass each its own shard."
         )
-    if not feed.lots.sharded and len(set(contents)) > 1:
+    if not sharded and len(set(contents)) > 1:
         raise ValueError(
             "The machines have different examples. Give all of them the same data; or pass shards that "
             "only their machine can read as make_lots(..., shard_of=n), with n examples in all."
         )
-    return dataclasses.replace(feed, key=key, shards=tuple(contents) if feed.lots.sharded else ())
+    return dataclasses.replace(feed, key=key, shards=tuple(contents) if sharded else ())
 
 
 def _rows_of(lots) -> int:
     """A digest of a few rows of the source."""
-    if lots is None:
-        return 0
     places = np.unique(np.linspace(0, len(lots.source) - 1, 32).astype(np.int64))
     return _digest(_of_arrays(all_arrays(lots.source.rows(places))))
 
@@ -67,7 +66,7 @@ def check_agreement(model, feed: Feed, position: Position, batch=None) -> None:
         model: the private model, compiled and built.
         feed: the data of a training that begins now.
         position: the position of its first step.
-        batch: the arrays of `train_on_batch`.
+        batch: the arrays of `train_on_batch`; the weights are compared when its run begins.
     """
     strategy = model.distribute_strategy
     if not several_machines(strategy):
@@ -100,20 +99,28 @@ def _facts(model, feed, position, batch) -> dict[str, str]:
     from tfdp import __version__
 
     lots, strategy, account = feed.lots, model.distribute_strategy, model.privacy.account
-    of_metrics = {id(v) for v in model.metrics_variables}
-    variables = [*model.variables, *model.optimizer.variables]
     session, local = account.session, len(strategy.extended.worker_devices)
     size = None if lots is None else lots.spec
     if lots is not None and not lots.sharded:
         size = (size, len(lots.source), lots.available_examples, feed.physical_batch_size)
+    optimizer, of_metrics = model.optimizer, {id(v) for v in model.metrics_variables}
+    rate = configured_rate(optimizer)
+    settings = optimizer.get_config() | {"name": None}  # Keras counts the optimizers of a process
+    facts = facts_of(model, feed, optimizer, account.start)
+    known = batch is not None and session is not None
+    known = known and continues(session, facts, feed, optimizer, model.trainable_variables)
+    of_model = (lambda _: "") if known else _of_arrays
     return {
         "the version": repr((__version__, tf.__version__, keras.__version__)),
         "the number of devices": repr((strategy.num_replicas_in_sync, local)),
-        "the run": repr((facts_of(model, feed, model.optimizer, account.start), account.plan)),
+        "the run": repr((facts, account.plan)),
         "the data": repr((size, feed.steps)),
         "the position": repr((position, None if session is None else session.entry.taken)),
-        "the weights": _of_arrays(v for v in variables if id(v) not in of_metrics),
         "the batch": _of_arrays(leaf for leaf in tf.nest.flatten(batch) if leaf is not None),
+        "the learning rate": repr(settings.pop("learning_rate")),
+        "the settings of the optimizer": repr(settings),
+        "the state of the optimizer": of_model(v for v in optimizer.variables if v is not rate),
+        "the weights": of_model(v for v in model.variables if id(v) not in of_metrics),
     }
 
 
@@ -131,16 +138,11 @@ def _of_arrays(arrays) -> str:
 
 def _from_all(strategy, numbers: list[int]) -> np.ndarray:
     """The integers of every machine, int64 [machines, numbers]."""
-    own = tf.constant(numbers, tf.int64)
-
-    def gathered():
-        context = tf.distribute.get_replica_context()
-        place, parts = context.replica_id_in_sync_group, context.num_replicas_in_sync
-        rows = tf.one_hot(place, parts, dtype=tf.int64)[:, None] * own
-        return context.all_reduce("SUM", rows)
-
-    def found():
-        return strategy.experimental_local_results(strategy.run(gathered))[0]
-
-    rows = concrete_function(tf.function(found, autograph=False))().numpy()
+    rows = _exchange(strategy, len(numbers))(tf.constant(numbers, tf.int64)).numpy()
     return rows[:: len(strategy.extended.worker_devices)]
+
+
+@functools.lru_cache(maxsize=8)  # tracing takes a hundred times as long as a call
+def _exchange(strategy, count: int):
+    """A function of a replica's integers that gives those of all replicas, [replicas, count]."""
+    return on_replicas(strategy, of_all_replicas, tf.TensorSpec([count], tf.int64))

@@ -28,7 +28,7 @@ from tfdp.training.machines import check_agreement, with_key
 from tfdp.training.model_privacy import ModelPrivacy
 from tfdp.training.position import Position
 from tfdp.training.preparing import past_preparation, prepared, prepared_validation
-from tfdp.training.replicas import evaluate_share
+from tfdp.training.replicas import check_replicas, evaluate_share
 from tfdp.training.scales import warn_of_lost_examples, warn_of_scales
 from tfdp.training.steering import check_callbacks
 from tfdp.training.step import private_step
@@ -154,6 +154,7 @@ class PrivateTraining(SavedWithLedger):
         refuse_own_train_step(self, PrivateTraining)
         self.optimizer.check_class()
         refuse_mixing_layers(self, self.privacy.public_preprocessing)
+        check_replicas(self)
         training = account.training = Training(self, account, feed, *arguments)
         try:
             with _causes_of(feed.lots, feed.validation_data):

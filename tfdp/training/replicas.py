@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdp._compat.keras import TFDatasetAdapter
+from tfdp._compat.keras import TFDatasetAdapter, given_strategy
+from tfdp._compat.replicas import MIRRORED
 from tfdp._compat.tensorflow import concrete_function
 from tfdp.data.shares import Shares, share_of
 from tfdp.gradients.chunks import with_copies
@@ -29,7 +30,18 @@ def writes(model) -> bool:
 
 
 def check_replicas(model) -> None:
-    """Raises NotImplementedError or ValueError for a model that several replicas cannot train."""
+    """Raises NotImplementedError or ValueError for a model that its strategy cannot train."""
+    strategy = given_strategy(model)
+    if strategy is None:
+        return
+    if not isinstance(strategy, (*MIRRORED, tf.distribute.OneDeviceStrategy)):
+        raise NotImplementedError(
+            f"{type(strategy).__name__} cannot train privately: each replica needs its own copy of the "
+            "weights, and all of them have to add the same noise in one step. Use "
+            "tf.distribute.MirroredStrategy or tf.distribute.MultiWorkerMirroredStrategy."
+        )
+    if not several(strategy):
+        return
     for found, what, reason in (
         (uses_batch_statistics(model), "statistics='batch'", "a replica sees a part of the lot"),
         (model.jit_compile, "jit_compile=True", "XLA cannot add sums across replicas on a CPU"),
@@ -129,8 +141,24 @@ def _places(rows, sharded) -> tuple:
     number, parts = context.replica_id_in_sync_group, context.num_replicas_in_sync
     if not sharded:
         return tf.cast(number, tf.int32) * rows, parts * rows
-    every = context.all_reduce("SUM", tf.one_hot(number, parts, dtype=tf.int32) * rows)
+    every = of_all_replicas(tf.reshape(rows, [1]))
     return tf.reduce_sum(every[:number]), tf.reduce_sum(every)
+
+
+def of_all_replicas(own: tf.Tensor) -> tf.Tensor:
+    """The integers of all replicas, [replicas, n], from this replica's own, [n]."""
+    context = tf.distribute.get_replica_context()
+    number, parts = context.replica_id_in_sync_group, context.num_replicas_in_sync
+    return context.all_reduce("SUM", tf.one_hot(number, parts, dtype=own.dtype)[:, None] * own)
+
+
+def on_replicas(strategy, function, *specs):
+    """A concrete function that runs a function on all replicas, and returns the first one's result."""
+
+    def run(*inputs):
+        return strategy.experimental_local_results(strategy.run(function, args=inputs))[0]
+
+    return concrete_function(tf.function(run, autograph=False), *specs)
 
 
 def whole_lot(share: BoundedSum, sharded: bool) -> BoundedSum:
@@ -173,8 +201,6 @@ def evaluate_share(model, step, data) -> dict:
     if not several(tf.distribute.get_strategy()) or leaves[0].shape[0]:
         return step(data)
     rows = tf.shape(leaves[0])[0]
-    if tf.executing_eagerly() and rows == 0:
-        return model.get_metrics_result()
     data = tf.nest.map_structure(
         lambda leaf: None if leaf is None else with_copies(leaf, tf.maximum(rows, 1)), data
     )
@@ -201,12 +227,8 @@ def copies_of(model) -> Callable[[], bool]:
     variables = [v for v in variables if id(v) not in of_metrics and v.dtype != "string"]
 
     def digest():
-        context = tf.distribute.get_replica_context()
         bits = [_bits(tf.convert_to_tensor(v)) * (2 * i + 1) for i, v in enumerate(variables)]
-        place, parts = context.replica_id_in_sync_group, context.num_replicas_in_sync
-        return context.all_reduce(
-            "SUM", tf.one_hot(place, parts, tf.add_n(bits), 0, dtype=tf.int64)
-        )
+        return of_all_replicas(tf.reshape(tf.add_n(bits), [1]))
 
     def copy():
         context = tf.distribute.get_replica_context()
@@ -217,16 +239,13 @@ def copies_of(model) -> Callable[[], bool]:
             sent = context.all_reduce("SUM", tf.where(is_first, sent, tf.zeros_like(sent)))
             variable.assign(tf.cast(sent, value.dtype))
 
-    def digests():
-        return strategy.experimental_local_results(strategy.run(digest))[0]
-
-    compare = concrete_function(tf.function(digests, autograph=False))
+    compare = on_replicas(strategy, digest)
 
     def equal():
         found = compare().numpy()
-        if same := bool((found == found[0]).all()):
-            return same
-        concrete_function(tf.function(lambda: strategy.run(copy), autograph=False))()
+        same = bool((found == found[0]).all())
+        if not same:
+            on_replicas(strategy, copy)()
         return same
 
     return equal

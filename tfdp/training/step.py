@@ -24,7 +24,7 @@ from tfdp.training.lot_metrics import (
     update_losses,
     update_metrics,
 )
-from tfdp.training.replicas import check_replicas, first_place, several, whole_lot
+from tfdp.training.replicas import first_place, whole_lot
 
 
 def private_step(model, session: Session, data, engine: str, diagnostics) -> dict:
@@ -38,8 +38,6 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
         diagnostics: collects figures about the bound and the noise (`diagnostics.Diagnostics`).
     """
     optimizer, run, contribution = model.optimizer, session.run, session.run.contribution
-    if several(strategy := tf.distribute.get_strategy()):
-        check_replicas(model)
     x, y, sample_weight = _unpacked(data)
     sharded = session.lots is not None and session.lots.sharded
     first = first_place(sample_weight, sharded)
@@ -68,7 +66,7 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
         microbatch_size=contribution.microbatch_size,
         views=contribution.views,
         first=first,
-        parts=strategy.num_replicas_in_sync,
+        parts=tf.distribute.get_strategy().num_replicas_in_sync,
         expected_rows=session.lot_rows,
         observe=functools.partial(update_metrics, *watched) if in_chunks else None,
     )

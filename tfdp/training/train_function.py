@@ -5,18 +5,14 @@ steps can end early; this takes half a millisecond. Here the number of steps is 
 """
 
 import functools
+import weakref
 from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
 from tfdp._compat.keras import compile_metrics, without_optionals
 from tfdp._compat.replicas import over_replicas
-from tfdp._compat.tensorflow import (
-    concrete_function,
-    iterator_of,
-    resource_of,
-    scratch_graph,
-)
+from tfdp._compat.tensorflow import concrete_function, scratch_graph
 from tfdp.session import Session
 from tfdp.training.replicas import as_shares, several
 from tfdp.training.step import prepare_step
@@ -54,37 +50,34 @@ def _traced(model):
     def on_lot(data):
         return over_replicas(model, strategy, step, data)
 
-    def on_next(iterator):
-        return on_lot(next(iterator))
-
     if several(strategy) and not model.run_eagerly:
         on_lot = tf.function(on_lot, autograph=False, reduce_retracing=True)
-        on_next = tf.function(on_next, autograph=False, reduce_retracing=True)
 
     def one(iterator):
-        if several(strategy):
-            if isinstance(iterator, tf.distribute.DistributedIterator):
-                return on_next(iterator)
-            unit = model.privacy.account.session.run.contribution.averaged_rows
-            return on_lot(as_shares(strategy, next(iterator), unit))
         data, metrics = next(iterator), compile_metrics(model)
-        if not model.run_eagerly and metrics is not None and not metrics.built:
+        if several(strategy):
+            if not isinstance(iterator, tf.distribute.DistributedIterator):
+                unit = model.privacy.account.session.run.contribution.averaged_rows
+                data = as_shares(strategy, data, unit)
+        elif not model.run_eagerly and metrics is not None and not metrics.built:
             with scratch_graph():
                 prepare(data)
         return on_lot(data)
 
     @functools.cache
-    def on_resource(spec):
+    def on_resources(spec):
         """A concrete function that takes steps on an iterator of type `spec`.
 
         Its arguments are plain tensors, so calls skip TensorFlow's examination of the whole type of
-        an iterator, which takes a quarter of a millisecond.
+        an iterator, which takes a quarter of a millisecond. With several replicas, it takes one step.
         """
+        specs = tf.nest.flatten(spec, expand_composites=True)
 
-        def taken(resource, steps):
-            iterator = iterator_of(spec, resource)
+        def taken(*inputs):
+            *resources, steps = inputs
+            iterator = tf.nest.pack_sequence_as(spec, resources, expand_composites=True)
             logs = on_lot(iterator.get_next())
-            if model.steps_per_execution == 1:
+            if model.steps_per_execution == 1 or several(strategy):
                 return logs
             return tf.while_loop(
                 lambda i, logs: i < steps,
@@ -93,18 +86,29 @@ def _traced(model):
                 parallel_iterations=1,
             )[1]
 
-        with scratch_graph():
-            prepare(iterator_of(spec, tf.compat.v1.placeholder(tf.resource, [])).get_next())
-        specs = tf.TensorSpec([], tf.resource), tf.TensorSpec([], tf.int32)
+        if not several(strategy):  # else Keras' data are built for before
+            with scratch_graph():
+                inputs = [tf.compat.v1.placeholder(each.dtype, []) for each in specs]
+                prepare(tf.nest.pack_sequence_as(spec, inputs, expand_composites=True).get_next())
+        specs = *specs, tf.TensorSpec([], tf.int32)
         return concrete_function(tf.function(taken, autograph=False), *specs)
+
+    known = weakref.WeakKeyDictionary()
+
+    def in_graph(iterator, steps):
+        if iterator not in known:
+            function = on_resources(tf.type_spec_from_value(iterator))
+            resources = tf.nest.flatten(iterator, expand_composites=True)
+            known[iterator] = functools.partial(function, *resources)
+        return known[iterator](tf.constant(steps))
 
     def take(iterator, steps):
         graph = not (model.run_eagerly or tf.config.functions_run_eagerly())
         if graph and isinstance(iterator, tf.data.Iterator) and not tf.distribute.has_strategy():
-            function = on_resource(tf.type_spec_from_value(iterator))
-            return function(resource_of(iterator), tf.constant(steps))
+            return in_graph(iterator, steps)
+        distributed = several(strategy) and isinstance(iterator, tf.distribute.DistributedIterator)
         for _ in range(steps):
-            logs = one(iterator)
+            logs = in_graph(iterator, 1) if graph and distributed else one(iterator)
         return logs
 
     return take

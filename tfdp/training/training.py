@@ -12,6 +12,7 @@ from collections.abc import Callable
 import tensorflow as tf
 from absl import logging
 
+from tfdp._compat.replicas import several_machines
 from tfdp.account import Account
 from tfdp.entry import Entry
 from tfdp.gradients.vectorizing import error_of_row
@@ -26,6 +27,8 @@ _UNEQUAL = (
     "The replicas' copies of the weights had drifted apart by rounding, so all got those of the first "
     "one. It is checked after each epoch; the noise of a step is the same on all replicas."
 )
+_OTHERS = "If another machine has ended, run the program on all of them again (docs/devices.md)."
+_BETWEEN = 100  # steps of `train_on_batch` between two comparisons of the replicas' copies
 _ENDS = (StopIteration, tf.errors.OutOfRangeError)
 _START = Position()
 
@@ -59,7 +62,6 @@ class Training:
         self._surplus = 0.0  # steps of an earlier declared plan that this training leaves out
         self._warns_of_norms = feed.dataset is not None  # at the end of the first epoch
         self._logs: dict = {}
-        self._equal_copies: Callable[[], bool] | None = None
         self._was_cut = False  # whether the last execution had fewer steps than were planned
         # Batches of an earlier process to skip: lots begin where the training resumes, but a user's
         # batches begin anew.
@@ -151,6 +153,8 @@ class Training:
             if self._session is not None and self._session.entry.taken == self._before:
                 self._session.entry.withdraw_plan()  # no step began
             if not isinstance(error, _ENDS):
+                if several_machines(self.model.distribute_strategy):
+                    error.add_note(_OTHERS)
                 raise
             self._end_epoch()
             if not self._skipped:
@@ -236,9 +240,12 @@ class Training:
         self._compare_copies()
 
     def _compare_copies(self):
-        if self._session is None or self.feed.dataset is None:
+        session = self._session
+        if session is None or not several(self.model.distribute_strategy):
             return
-        if self._equal_copies is None and several(self.model.distribute_strategy):
-            self._equal_copies = copies_of(self.model)
-        if self._equal_copies is not None and not self._equal_copies():
+        if self.feed.dataset is None and session.entry.taken % _BETWEEN:
+            return
+        if session.equal_copies is None:
+            session.equal_copies = copies_of(self.model)
+        if not session.equal_copies():
             logging.log_first_n(logging.WARNING, _UNEQUAL, 1)
