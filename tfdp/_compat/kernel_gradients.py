@@ -231,7 +231,7 @@ def products_of_columns(inputs, outputs, window):
     Returns:
         A tensor [rows, offsets * channels, filters].
     """
-    rows, positions, filters = tf.shape(outputs)[0], *outputs.shape[1:]
+    rows, positions, filters = tf.shape(outputs)[0], outputs.shape[1], outputs.shape[2]
     padded = window.pad(inputs)
     count = math.prod(window.positions(padded))
     of_images = outputs if positions == count else tf.reshape(outputs, [-1, count, filters])

@@ -81,6 +81,7 @@ def prove(run: Run, delta: float, adjacency: str) -> Analysis:
 
 def _by_divergences(run: Run) -> Analysis:
     """Theorem C for any vectors, by Rényi divergences."""
+    assert isinstance(run.mechanism, DiscreteSGD)
     encoding, q = run.mechanism.encoding, run.sampling.probability
     losses = tuple(
         RenyiLoss(tuple(step_divergences(encoding, scale, q, ORDERS)), count)
@@ -94,6 +95,7 @@ def square(encoding: Encoding) -> float:
     family, nu, largest = encoding.noise, encoding.degrees_of_freedom, encoding.largest_entry
     norm = 1.0
     if largest is None:
+        assert encoding.num_weights is not None  # checked by `Encoding`
         largest = float(normal_quantiles(encoding.num_weights)[-1])
     elif encoding.num_weights is not None:
         norm = min(encoding.num_weights * largest**2, 1.0)
@@ -106,6 +108,7 @@ def _shifts(encoding: Encoding) -> Shifts | None:
     family, nu, largest = encoding.noise, encoding.degrees_of_freedom, encoding.largest_entry
     if largest is not None:
         return Shifts(family, nu, ()) if largest**-2 < _MANY else None
+    assert encoding.num_weights is not None  # checked by `Encoding`
     entries = normal_quantiles(encoding.num_weights)
     if entries[-1] ** -2 >= _MANY:
         return None

@@ -1,5 +1,6 @@
 """Batches of a source in order, for evaluation, validation and prediction."""
 
+import contextlib
 import functools
 import math
 from typing import Any
@@ -8,11 +9,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp.data.arrays import each_array, texts_as_tensors
+from tfdp.data.arrays import all_arrays, each_array, texts_as_tensors
 from tfdp.data.calls import Calls
 from tfdp.data.examples import conformed, spec_of
 from tfdp.data.lots import Lots
-from tfdp.data.sources import Source, as_source, is_source
+from tfdp.data.sources import Part, Source, as_source, is_source
+
+_SHORT = 1  # how far NumPy searches for memory that is shared
 
 
 class SourceBatches(keras.utils.PyDataset):
@@ -103,3 +106,23 @@ def split_last(source: Source, share: float, batch_size: int | None) -> tuple[So
     if arrays is None:
         return train, SourceBatches(held_out, batch_size or 32)
     return train, keras.utils.pack_x_y_sample_weight(*map(texts_as_tensors, arrays))
+
+
+def have_common_rows(one: Source, other: Source) -> bool:
+    """Whether two sources are known to have rows in common: of one source, or in the same memory."""
+    (a, ours), (b, theirs) = (
+        s.whole() if isinstance(s, Part) else (s, range(len(s))) for s in (one, other)
+    )
+    if a is b:
+        ranges = isinstance(ours, range) and isinstance(theirs, range)
+        if ranges and max(ours[0], ours[-1]) < min(theirs[0], theirs[-1]):
+            return False  # the usual split, for any number of rows
+        return bool(np.isin(np.asarray(theirs), np.asarray(ours)).any())
+    held, others = one.in_memory(), other.in_memory()
+    if held is None or others is None:
+        return False
+    for left, right in zip(all_arrays(held[0]), all_arrays(others[0]), strict=False):
+        with contextlib.suppress(np.exceptions.TooHardError):
+            if np.shares_memory(left, right, _SHORT):  # type: ignore[arg-type]
+                return True
+    return False

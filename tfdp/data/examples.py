@@ -34,11 +34,11 @@ def stacked(examples: Sequence[tuple], indices: np.ndarray) -> tuple:
                 f"Row {index} of the source has the form {other}, and row {indices[0]} has {form}. "
                 "Give all rows the same entries and shapes, in the source or by map(f)."
             )
-    columns = [
+    stacks = [
         None if values[0] is None else in_lots(_stack(values))
         for values in zip(*map(tf.nest.flatten, examples), strict=True)
     ]
-    return tf.nest.pack_sequence_as(examples[0], columns)
+    return tf.nest.pack_sequence_as(examples[0], stacks)
 
 
 def columns_of(examples: Sequence[tuple]) -> tuple | None:

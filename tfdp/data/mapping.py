@@ -72,8 +72,8 @@ class RowFunction:
                     pass  # calls for single rows find the one that failed
             examples = rows if isinstance(rows, list) else rows_of_columns(rows)
             calls = [*zip(indices, itertools.repeat(self._one), examples, seeds, strict=False)]
-            made = in_threads(_named, calls)
-            return columns_of(made) or made
+            results = in_threads(_named, calls)
+            return columns_of(results) or results
 
     def _one(self, example, seed):
         """The result for one example; a function of TensorFlow gets values as in lots."""

@@ -13,7 +13,6 @@ applying functions, padding) is the same for all sources.
 """
 
 import abc
-import contextlib
 import hashlib
 import mmap
 from collections.abc import Callable, Iterable, Mapping
@@ -256,30 +255,15 @@ class Part(Source):
         part = slice(places.start, stop, places.step)
         return each_array(lambda column: column[part], held)
 
-    def whole(self) -> tuple[Source, np.ndarray]:
+    def whole(self) -> tuple[Source, range | np.ndarray]:
         """The source that is no part itself, and the places of these rows in it."""
-        places = np.asarray(self._places)
         if not isinstance(self._source, Part):
-            return self._source, places
+            return self._source, self._places
         source, inner = self._source.whole()
-        return source, inner[places]
-
-
-def have_common_rows(one: Source, other: Source) -> bool:
-    """Whether two sources are known to have rows in common: of one source, or in the same memory."""
-    (a, ours), (b, theirs) = (
-        s.whole() if isinstance(s, Part) else (s, np.arange(len(s))) for s in (one, other)
-    )
-    if a is b:
-        return bool(np.isin(ours, theirs).any())
-    held = [source.in_memory() for source in (one, other)]
-    if None in held:
-        return False
-    for left, right in zip(*(all_arrays(rows[0]) for rows in held), strict=False):
-        with contextlib.suppress(np.exceptions.TooHardError):  # no short answer
-            if np.shares_memory(left, right, max_work=1):
-                return True
-    return False
+        if not (isinstance(inner, range) and isinstance(self._places, range)):
+            return source, np.asarray(inner)[np.asarray(self._places)]
+        step = inner.step * self._places.step
+        return source, range(inner[self._places[0]], inner[self._places[-1]] + np.sign(step), step)
 
 
 class Mapped(Source):
@@ -310,7 +294,9 @@ class Mapped(Source):
 def _repeats(records) -> bool:
     """Whether a dataset of Grain or Hugging Face, which may not be installed, has rows repeatedly."""
     parents, chosen = getattr(records, "_parents", ()), getattr(records, "_indices", None)
-    if hasattr(chosen, "num_rows"):  # the rows of a table that Hugging Face selected
+    if chosen is not None and hasattr(
+        chosen, "num_rows"
+    ):  # the rows of a table that Hugging Face selected
         return len(np.unique(chosen.column(0).to_numpy())) < chosen.num_rows
     return type(records).__name__ == "RepeatMapDataset" or any(map(_repeats, parents))
 

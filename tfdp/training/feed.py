@@ -20,9 +20,9 @@ from tfdp._compat.tensorflow import repeats
 from tfdp._validate import one_of, whole
 from tfdp.accounting.sampling import Sampling, sampling_class
 from tfdp.data import Lots, OncePerEpoch, as_source, make_lots, row_multiple_for
-from tfdp.data.batches import SourceBatches, split_last, to_evaluate
+from tfdp.data.batches import SourceBatches, have_common_rows, split_last, to_evaluate
 from tfdp.data.shares import Shares
-from tfdp.data.sources import Source, have_common_rows, is_source
+from tfdp.data.sources import Source, is_source
 from tfdp.data.words import derived
 from tfdp.training.batches import Batches, batches_of, is_batches
 from tfdp.training.data_checks import check_examples, check_finite, check_validation
@@ -70,12 +70,13 @@ class Feed:
     @property
     def holds_out(self) -> bool:
         """Whether the validation data are not known to have examples of the training data."""
-        given = self.validation_data
+        given: Any = self.validation_data
         if isinstance(given, tuple):
             given = as_source(given)
         held_out = given.source if isinstance(given, SourceBatches) else given
-        known = self.lots is not None and isinstance(held_out, Source)
-        return not (known and have_common_rows(self.lots.source, held_out))
+        if self.lots is None or not isinstance(held_out, Source):
+            return True
+        return not have_common_rows(self.lots.source, held_out)
 
     @property
     def needs_order(self) -> bool:
