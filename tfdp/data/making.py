@@ -69,7 +69,8 @@ def make_lots(
         privacy_ids: the person of each example, as integers or texts. Lots then draw people: N, L and
             `nominal_examples` count people, and the guarantee is for a person.
         examples_per_person: k, with `privacy_ids`: the largest number of a person's examples in a lot,
-            chosen at random; they are averaged and clipped as one.
+            chosen at random; they are averaged and clipped as one. Lots are padded to k rows for each
+            person, so a k far above what people have costs time and memory.
 
     Returns:
         The `Lots`.
