@@ -33,6 +33,19 @@ def take_gpu_paths(monkeypatch):
         monkeypatch.setattr(module, "on_gpu", lambda: True)
 
 
+class Rows:
+    """A source of one's own: an object that returns a row by its index."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index]
+
+
 def data(rows=24, seed=0):
     draw = np.random.default_rng(seed)
     return draw.normal(size=(rows, 4)).astype("float32"), draw.integers(0, 3, rows)

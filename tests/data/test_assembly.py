@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import tensorflow as tf
+from helpers import Rows
 
 from tests.gradients.engines.test_exact import dense, run
 from tests.rounding import assert_close, terms_of
@@ -24,17 +25,6 @@ def lots_of(**options):
 def with_seed(example, seed):
     x, y = example
     return (tf.cast(seed, tf.float32), x), y
-
-
-class Rows:
-    def __init__(self, rows):
-        self.rows = rows
-
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, index):
-        return self.rows[index]
 
 
 def take(lots, count=3, **options):
@@ -96,6 +86,12 @@ class TestFunctions:
         found = source.rows(np.arange(4))[0].tolist()
         assert found == [source.rows(np.array([row]))[0].item() for row in range(4)]
         assert found[0] == found[1] == found[3] == 255
+
+    def test_the_row_that_has_another_type_is_named(self):
+        rows = Rows([0] * 7 + [0.5, 0])
+        lots = data.make_lots("cyclic", rows, lot_size=9)
+        with pytest.raises(tf.errors.OpError, match="Row 7 "):
+            take(lots, 1)
 
     def test_draws_are_those_without_a_function(self):
         plain, mapped = lots_of(seed=1), lots_of(seed=1).map(lambda example: example)

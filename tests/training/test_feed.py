@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import tensorflow as tf
-from helpers import LOSS, clipped_sum, data, sgd, steps, weights
+from helpers import LOSS, Rows, clipped_sum, data, sgd, steps, weights
 
 import tfdp
 from tests.rounding import assert_close, terms_of
@@ -328,17 +328,6 @@ def test_texts_validate_as_they_train(options):
     assert np.isfinite(history["val_loss"]).all()
 
 
-class Records:
-    def __init__(self, rows):
-        self.rows = rows
-
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, index):
-        return self.rows[index]
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -347,7 +336,7 @@ class Records:
         (lambda x, y: x, "no targets"),
         (lambda x, y: (x, y + 5), "label"),
         (lambda x, y: tf.data.Dataset.from_tensor_slices((x[:, :3], y)).batch(4), "fit the model"),
-        (lambda x, y: Records([{"x": row, "y": 0} for row in x]), "no targets"),
+        (lambda x, y: Rows([{"x": row, "y": 0} for row in x]), "no targets"),
     ],
 )
 def test_validation_data_that_do_not_fit_are_refused_before_the_first_step(given, message):
