@@ -24,8 +24,8 @@ class Entry:
         ledger: the ledger that contains the run.
         run: the description. `run.steps` is the number of described steps, not of counted ones, which
             is `counted`.
-        run_id: id of a run that the ledger has from another process, to resume it; or that of a new
-            run, for which None makes a random one.
+        run_id: id of the run. One that the ledger has from another process is resumed; None makes a
+            random one.
         declared: number of steps of a plan that several trainings carry out, or 0.
 
     Attributes:

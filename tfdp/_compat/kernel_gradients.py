@@ -114,7 +114,7 @@ class Window:
             first = start // stride
             return slice(first, first + counts[axis]), [start % stride] if stride > 1 else []
 
-        others, last, taken = range(rank - 1), rank - 1, []
+        last, taken = rank - 1, []
         for offset in range(self.size[last]):
             blocks, remainder = at(last, offset)
             index = [*remainder, slice(None), *[slice(None)] * (rank - 1), blocks]
@@ -122,7 +122,7 @@ class Window:
         seen = tf.stack(taken, axis=1)
         width = self.size[last] * padded.shape[-1]
         for offsets in itertools.product(*map(range, self.size[:-1])):
-            found = [at(axis, offset) for axis, offset in zip(others, offsets, strict=True)]
+            found = [at(axis, offset) for axis, offset in enumerate(offsets)]
             remainders = [place for _, own in found for place in own]
             index = [slice(None), slice(None), *remainders, slice(None), *[own for own, _ in found]]
             yield tf.reshape(seen[tuple(index)], [-1, width, math.prod(counts)])

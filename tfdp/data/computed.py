@@ -74,7 +74,7 @@ def computed(
         dtypes = [tf.int64, *(spec.dtype for spec in specs)]
         ends, *columns = tf.numpy_function(columns_of, [stream, number], dtypes)
         columns = map(tf.ensure_shape, columns, [spec.shape for spec in specs])
-        # TensorFlow would run a map of its own in threads, which read ahead.
+        # A map of its own for this would read another lot ahead.
         return (
             pack(*columns) if together == 1 else (tf.ensure_shape(ends, [together + 1]), *columns)
         )

@@ -83,7 +83,7 @@ def _column(values: Sequence) -> np.ndarray:
 
 def _type(value):
     """The type of a value, the same for types that are equal in lots."""
-    if _is_text(value):
+    if is_text(value):
         return str
     return float if value.dtype.kind == "f" else value.dtype
 
@@ -109,7 +109,7 @@ def _form(example):
         return tuple(map(_form, example))
     if example is None:
         return None
-    return _Form(_is_text(example), shape_of(example))
+    return _Form(is_text(example), shape_of(example))
 
 
 class _Form(NamedTuple):
@@ -120,7 +120,8 @@ class _Form(NamedTuple):
         return f"{'texts' if self.text else 'numbers'} of shape {self.shape}"
 
 
-def _is_text(value) -> bool:
+def is_text(value: Any) -> bool:
+    """Whether a value, an array or a `tf.TensorSpec` is of texts."""
     dtype = getattr(value, "dtype", None)
     if isinstance(dtype, np.dtype):
         return dtype.kind in "OSU"

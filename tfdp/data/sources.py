@@ -294,9 +294,8 @@ class Mapped(Source):
 def _repeats(records) -> bool:
     """Whether a dataset of Grain or Hugging Face, which may not be installed, has rows repeatedly."""
     parents, chosen = getattr(records, "_parents", ()), getattr(records, "_indices", None)
-    if chosen is not None and hasattr(
-        chosen, "num_rows"
-    ):  # the rows of a table that Hugging Face selected
+    # The rows of a table that Hugging Face selected.
+    if chosen is not None and hasattr(chosen, "num_rows"):
         return len(np.unique(chosen.column(0).to_numpy())) < chosen.num_rows
     return type(records).__name__ == "RepeatMapDataset" or any(map(_repeats, parents))
 

@@ -8,6 +8,7 @@ from absl import logging
 from tfdp._compat.keras import input_structure, is_graph_of_layers, layers_of, uses_of
 from tfdp.data import Lots, SourceBatches, check_labels
 from tfdp.data.arrays import all_arrays, each_array
+from tfdp.data.examples import is_text
 from tfdp.layers.public import public_layers
 from tfdp.training.building import outputs_for
 
@@ -79,15 +80,15 @@ def check_validation(model, held_out, lot) -> None:
             "such rows, as of tfdp.data.as_source(records, keys=('x', 'y'))."
         )
     for found, known in ((x, known_x), (y, known_y)):
-        if [*map(_is_text, all_arrays(found))] != [*map(_is_text, all_arrays(known))]:
+        if [*map(is_text, all_arrays(found))] != [*map(is_text, all_arrays(known))]:
             raise ValueError(
                 "validation_data and the training data have different entries, or one is text in only "
                 f"one of them. Received {each_array(_described, found)} and "
                 f"{each_array(_described, known)}. Pass both in the same form."
             )
-    symbols = {} if not inputs_of(model, x) else keras.tree.flatten(input_structure(model))
-    for symbol in symbols:
-        leaf = inputs_of(model, x).get(id(symbol))
+    inputs = inputs_of(model, x)
+    for symbol in keras.tree.flatten(input_structure(model)) if inputs else ():
+        leaf = inputs.get(id(symbol))
         if leaf is not None and not _fits(leaf.shape[1:], symbol.shape[1:]):
             raise ValueError(
                 f"validation_data does not fit the model. Expected rows of shape {symbol.shape[1:]} "
@@ -101,16 +102,12 @@ def check_validation(model, held_out, lot) -> None:
             raise
 
 
-def _is_text(leaf) -> bool:
-    return tf.as_dtype(leaf.dtype) == tf.string if not _is_array(leaf) else leaf.dtype.kind in "OSU"
-
-
 def _is_array(leaf) -> bool:
     return isinstance(getattr(leaf, "dtype", None), np.dtype)
 
 
 def _described(leaf) -> str:
-    return f"{'texts' if _is_text(leaf) else 'numbers'} of shape {tuple(leaf.shape)}"
+    return f"{'texts' if is_text(leaf) else 'numbers'} of shape {tuple(leaf.shape)}"
 
 
 def _fits(shape, wanted) -> bool:
