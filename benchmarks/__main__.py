@@ -83,8 +83,8 @@ def parser() -> argparse.ArgumentParser:
     add("--json", type=Path, help="file of results, resumed; by default results.json in the cache")
     add("--minutes", type=number, default=None, help="starts nothing after so many minutes")
     add("--repeats", type=_positive(int), default=5, help="rounds, a process each")
-    add("--steps", type=_positive(int), default=30, help="timed steps in a process")
-    add("--warmup", type=_positive(int), default=5, help="steps before them")
+    add("--steps", type=_positive(int), default=1000, help="timed steps in a process")
+    add("--warmup", type=_positive(int), default=40, help="steps before them")
     add("--seconds", type=number, default=5.0, help="after these, fewer steps are enough")
     add("--max_step_seconds", type=number, default=20.0, help="slower steps are skipped")
     add("--timeout", type=number, default=300.0, help="seconds for a process, compilation included")
@@ -103,6 +103,7 @@ def main(arguments=None) -> int:
     flags = made.parse_args(arguments)
     if flags.device == "gpu":
         made.set_defaults(models=",".join(gpu.MODELS), lots=",".join(map(str, gpu.LOTS)))
+        made.set_defaults(steps=30, warmup=5)  # a GPU is quiet, and lent for minutes
         flags = made.parse_args(arguments)
     absl_flags.FLAGS.mark_as_parsed()  # absl.logging reads absl's flags; argparse parses ours
     logging.set_verbosity(logging.INFO)
