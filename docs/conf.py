@@ -62,7 +62,19 @@ def leave_out_of_search(app, tree):
         app.env.metadata[app.env.docname]["nosearch"] = ""
 
 
+def leave_out_internal(app, what, name, obj, skip, options):
+    """Leaves out what completion leaves out of optimizers and of `model.privacy`."""
+    from tfdp.optimizers.arguments import INTERNAL
+    from tfdp.training import model_privacy
+
+    where = getattr(getattr(obj, "fget", obj), "__module__", None) or ""
+    hidden = {model_privacy.__name__: model_privacy._INTERNAL}.get(where, ())
+    hidden = INTERNAL if where.startswith("tfdp.optimizers") else hidden
+    return True if name in hidden else None
+
+
 def setup(app):
     """Connects the reading of docstrings, before napoleon's, and of pages."""
     app.connect("autodoc-process-docstring", as_markdown, priority=100)
+    app.connect("autodoc-skip-member", leave_out_internal)
     app.connect("doctree-read", leave_out_of_search)

@@ -1,4 +1,4 @@
-"""A training loop of your own: `python examples/own_loop.py`.
+"""A custom training loop: `python examples/own_loop.py`.
 
 `model.privacy.steps` draws the lots, adds the noise and counts; the loop does the rest.
 """

@@ -1,4 +1,4 @@
-"""Data from a store of your own: `python examples/own_source.py`.
+"""Data from your own store: `python examples/own_source.py`.
 
 Anything with a length and one example for an index is a source; a row is read when it is drawn.
 Here the store is a SQLite file.

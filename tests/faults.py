@@ -512,11 +512,6 @@ def velocities_outlive_lost_steps(resume, self, session, state, lost):
     return resume(self, session, state, 0)
 
 
-@fault("account:copy_ledgers", "test_account.py::test_layers_keep_it_in_what_is_made_of_them")
-def a_fixed_copy_has_spent_nothing(copy, model, fixed):
-    return None
-
-
 @fault("accounting.run:Run.for_users", "training/test_model_privacy.py")
 def guarantees_for_users_are_for_examples(for_users, run, examples):
     return run

@@ -13,6 +13,7 @@ from tests.rounding import rounding
 from tests.training.small import GRAPH, linear, small, train
 from tfdp import callbacks
 from tfdp.accounting import PrivacyBudget, claimed, describe, proven, proven_composition
+from tfdp.accounting.guarantee import format_epsilon
 from tfdp.callbacks import EpsilonCurve, PrivacyProgress, PrivacyTensorBoard, StopAtBudget
 
 DELTA = 1e-5
@@ -163,6 +164,28 @@ def test_delta_and_adjacency_are_those_of_the_budget_and_without_one_delta_is_as
     for callback in (PrivacyProgress(), PrivacyTensorBoard("nowhere")):
         with pytest.raises(ValueError, match="delta"):
             train(small(), callbacks=[callback])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: PrivacyProgress(1.5),
+        lambda: PrivacyProgress(DELTA, adjacency="zeroout"),
+        lambda: PrivacyProgress(DELTA, kind="provn"),
+        lambda: PrivacyTensorBoard("nowhere", 0.0),
+    ],
+)
+def test_a_wrong_value_is_refused_before_any_training(make):
+    with pytest.raises(ValueError, match=r"delta|adjacency|kind"):
+        make()
+
+
+def test_the_delta_of_a_callback_is_that_of_all_warnings(caplog):
+    model = small(compiled=GRAPH)
+    batches = tf.data.Dataset.from_tensor_slices(data(8)).batch(4, drop_remainder=True)
+    shown = model.fit(batches, verbose=0, callbacks=[PrivacyProgress(0.5, adjacency="replace_one")])
+    assert "delta = 0.5 is not below 1/N" in caplog.text
+    assert f"{format_epsilon(shown.history['epsilon'][-1])} at delta 0.5" in caplog.text
 
 
 def test_a_stop_at_a_budget_needs_one():

@@ -76,6 +76,7 @@ tfdp.callbacks.BackupAndRestore("backup", save_frequency="epoch")  # type: ignor
 tfdp.callbacks.PrivacyProgress(detla=1e-5)  # type: ignore[call-arg]
 tfdp.layers.NoisyDense(3, noise_sttdev=0.1)  # type: ignore[call-arg]
 model.privacy.spent(detla=1e-5)  # type: ignore[call-arg]
+model.fit(x, y, epoch=3)  # type: ignore[call-arg]
 model.privacy.spend(1e-5)  # type: ignore[attr-defined]
 make_lots("poisson", x, y, lots_size=100)  # type: ignore[call-arg]
 tfdp.make_privat(network())  # type: ignore[attr-defined]

@@ -63,12 +63,6 @@ class Account:
         open_one = self.session is not None and not self.session.entry.closed
         return self.session.next_turn if open_one else 0
 
-    def copy(self) -> "Account":
-        """Returns an account for other weights with the same ledger, without declarations."""
-        copy = Account()
-        copy._ledger.merge(self.ledger)
-        return copy
-
     def close_session(self) -> None:
         """Closes the session, so that it allows no further step."""
         if self.session is not None:
@@ -116,12 +110,6 @@ def account_of(model: keras.Model) -> Account:
     for owner in _owners(model):
         owner._tfdp_account = first
     return first
-
-
-def copy_ledgers(model: keras.Model, copy: keras.Model) -> None:
-    """Copies the ledgers of a model's weights to a copy of the model."""
-    for account in _accounts_in(model):
-        account_of(copy).absorb(account.copy())
 
 
 def _owners(model):

@@ -23,6 +23,7 @@ import keras
 import tensorflow as tf
 
 from tfdp.accounting import epsilon_curve
+from tfdp.accounting.guarantee import check_adjacency, check_delta, check_kind
 from tfdp.training.backup import BackupAndRestore
 from tfdp.training.dp_model import PrivateTraining
 from tfdp.training.replicas import writes
@@ -148,7 +149,9 @@ class _Spending(keras.callbacks.Callback):
 
     def __init__(self, delta, adjacency):
         super().__init__()
-        self.delta, self.adjacency, self._curves = delta, adjacency, {}
+        self.delta = None if delta is None else check_delta(delta)
+        self.adjacency = None if adjacency is None else check_adjacency(adjacency)
+        self._curves: dict[str, EpsilonCurve] = {}
 
     def on_train_begin(self, logs=None):
         _private(self.model).privacy.delta_and_adjacency(self.delta, self.adjacency)
@@ -176,8 +179,8 @@ class PrivacyProgress(_Spending):
     """Shows the epsilon spent so far beside the loss in the progress bar and the history.
 
     Epsilon is computed at 16 step counts at most (see `EpsilonCurve`); between them, the value at the
-    next one is shown, which is never too small. The last value is that of `model.privacy.statement`: it
-    counts all planned steps, even if the training ended early.
+    next one is shown, which is never too small. The last value is the epsilon of
+    `model.privacy.statement`: it counts all planned steps, even if the training ended early.
 
     Args:
         delta: probability in (0, 1), below 1/N; None takes the delta of the model's budget.
@@ -210,7 +213,7 @@ class PrivacyProgress(_Spending):
         name: str | None = None,
     ):
         super().__init__(delta, adjacency)
-        self.kind = kind
+        self.kind = check_kind(kind)
         self.name = name or ("epsilon" if kind == "proven" else f"{kind}_epsilon")
         self._shown: float | None = None
         self._left = 0
@@ -280,7 +283,7 @@ class StopAtBudget(keras.callbacks.Callback):
 class PrivacyTensorBoard(_Spending):
     """Writes loss, metrics, both epsilons and clipping diagnostics to TensorBoard, every epoch.
 
-    The scalars under "mechanism/" are those of the optimizer (`DPKerasOptimizer.scalars`). With
+    The scalars under "mechanism/" come from the optimizer (`DPKerasOptimizer.scalars`). With
     matplotlib, the picture of `model.privacy.plot` is written when the training ends.
 
     The diagnostics (fraction clipped, median gradient norm, noise to signal) and the training metrics

@@ -364,10 +364,11 @@ def test_notebooks_show_short_reprs_and_tables_without_scripts():
 
 
 def test_each_run_is_named_once_and_a_plan_is_called_one():
-    other = vary(RUN, steps=20)
+    other = vary(RUN, steps=20, lot_size=2 * RUN.sampling.lot_size)
     found = Statement.of([RUN] * 40 + [other], DELTA, planned=False)
     assert len(found.executed) == 2 and found.executed[0].startswith("40 times: ")
-    assert "What was executed" in found.text(full=True) and "2 trainings" in found.text()
+    assert "What was executed" in found.text(full=True) and "2 different" in found.text()
+    assert found.text().count("sizes that may be public") == 1
     assert "What is planned" in Statement.of(RUN, DELTA).text(full=True)
 
 

@@ -67,6 +67,7 @@ def test_columns_are_encoded_as_declared(table, caplog):
         (COLUMNS.replace("category low, high", "number 0 1"), "classes for the label"),
         (COLUMNS.replace("low, high", "low, middle"), "row 26"),
         (COLUMNS.replace("0 100", "100 0"), "line 3"),
+        (COLUMNS.replace("0 100", "LOW HIGH"), "lowest"),
         (COLUMNS + "age: ignore", "twice"),
         (COLUMNS.replace("id: ignore", "id: ignore\nzip: ignore"), "no column 'zip'"),
         (COLUMNS.replace("job: category teacher,", "job: number 0 1 #"), "highest"),

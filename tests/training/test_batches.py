@@ -328,8 +328,8 @@ def test_a_declared_epoch_of_another_length_raises(length):
         (lambda: batched().filter(lambda *_: True), {}, "number of batches"),
         (lambda: iter(batches()), {}, "number of batches"),
         (batched, {"steps_per_epoch": 2}, "steps_per_epoch"),
-        (lambda: data()[0], {}, "of your own"),
-        (lambda: make_lots("poisson", *data(), lot_size=8).as_dataset(), {}, "of your own"),
+        (lambda: data()[0], {}, "your own batches"),
+        (lambda: make_lots("poisson", *data(), lot_size=8).as_dataset(), {}, "your own batches"),
     ],
 )
 def test_epochs_that_cannot_be_counted_are_refused(given, options, message):

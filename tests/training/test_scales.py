@@ -31,6 +31,31 @@ def test_bytes_that_reach_weights_as_they_are(stack, caplog):
     assert not caplog.text
 
 
+def windows(step, length=8):
+    series = np.cumsum(RNG.normal(size=(40 - 1) * step + length))
+    return np.lib.stride_tricks.sliding_window_view(series, length)[::step].astype("float32")
+
+
+@pytest.mark.parametrize("x", [windows(1), windows(3), windows(2).reshape(40, 4, 2)])
+def test_windows_that_overlap(x, caplog):
+    trained([layers.Flatten()], x)
+    assert "Neighbouring rows overlap" in caplog.text
+    caplog.clear()
+    network = keras.Sequential([keras.Input(x.shape[1:]), layers.Flatten(), layers.Dense(3)])
+    people = {"privacy_ids": np.arange(40) // 5, "examples_per_person": 2}
+    lots = make_lots("poisson", x, LABELS, lot_size=2, **people)
+    private(sgd(noise=1e-3), network, {"loss": LOSS}).fit(lots, verbose=0)
+    assert not caplog.text
+
+
+def test_rows_that_only_look_like_windows(caplog):
+    padded = np.zeros((40, 8), "int32")
+    padded[:, 0] = np.arange(40)
+    for x in (windows(8), padded, np.ones((40, 8), "float32"), RNG.integers(0, 2, (40, 8))):
+        trained([], x)
+    assert "Neighbouring rows overlap" not in caplog.text
+
+
 def test_class_weights_that_clipping_takes_away(caplog):
     trained([], COLUMNS, class_weight={0: 1.0, 1: 1000.0, 2: 1.0})
     assert "class_weight is up to 1000" in caplog.text

@@ -49,7 +49,7 @@ def optimizer_in(store) -> dict[str, np.ndarray]:
     if isinstance(store, dict) or store._h5_entry_path:
         return {}
     found = store.get("optimizer")
-    return {key: found[key] for key in found.keys()}  # noqa: SIM118, a store is no mapping
+    return {key: found[key] for key in found.keys()}  # noqa: SIM118, a store is not a mapping
 
 
 def add_text(path, name: str, text: str) -> None:

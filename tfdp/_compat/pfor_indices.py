@@ -1,8 +1,8 @@
 """Keeps an index that does not exist inside its own example, in `tf.vectorized_map`.
 
-For a token beyond the vocabulary or a label that is no class, TensorFlow ends the step with an error on
-a CPU. Under XLA its rules for `tf.vectorized_map` are worse: the gradient of a table is one scatter for
-all examples, with the tables side by side, and an index beyond one table is an entry of the next. Both
+For a token beyond the vocabulary or a label that is not a class, TensorFlow raises an error on a CPU.
+Under XLA its rules for `tf.vectorized_map` are worse: the gradient of a table is one scatter for all
+examples, with the tables side by side, and an index beyond one table is an entry of the next. Both
 reveal information about one example, and the second changes the gradients of others.
 
 With the rules of this module, such an index results in NaN, as if the example contained one: its

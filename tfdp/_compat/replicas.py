@@ -54,7 +54,7 @@ def build_symbolically_once(model, iterator=None, data_batch=None) -> None:
 def over_replicas(model, strategy, step, data) -> dict:
     """Runs a step on every replica, and returns the logs of all of them together.
 
-    Report: Keras returns the mean of the replicas' logs, which is no mean over examples if the replicas
+    Report: Keras returns the mean of the replicas' logs, not the mean over examples, if the replicas
     had different numbers of them, though it reads the metrics of all replicas at the end of an epoch.
     """
     if strategy.num_replicas_in_sync == 1:

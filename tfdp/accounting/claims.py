@@ -262,7 +262,7 @@ _DIFFERENCES: Table = {
     ),
     "unknown number of examples": (
         lambda runs, _: any(isinstance(run.sampling, Unknown) for run in runs),
-        "The number of examples in batches of your own is unknown: the formula uses the number of "
+        "The number of examples in your own batches is unknown: the formula uses the number of "
         "rows planned for one epoch or one call, {rows}.",
     ),
     "one record": (

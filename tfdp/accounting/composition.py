@@ -132,7 +132,7 @@ def proven_composition(runs: Sequence[Run], delta: float, adjacency: str = "zero
 def _by_group_privacy(
     runs: Sequence[Run], chains: Sequence[tuple[str, int]], found: Guarantee
 ) -> Guarantee:
-    """The guarantee by group privacy from one change of each run, or `found` if that is no larger."""
+    """The guarantee by group privacy from one change of each run, or `found` if that is not larger."""
     changes = max((number for _, number in chains), default=1)
     if changes == 1:
         return found

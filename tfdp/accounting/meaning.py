@@ -10,7 +10,7 @@ from tfdp.accounting.mechanisms import SIDPSGD, Matrix
 from tfdp.accounting.run import Run
 from tfdp.accounting.sentences import Table, always, first_of, mechanism_is
 
-# Above this chance of exceeding it, a bound on an observer's belief is no protection.
+# Above this chance of exceeding it, a bound on an observer's belief does not protect.
 _LIKELY = 0.2
 # Above this belief in percent, an observer is practically certain.
 _CERTAIN = 99.9

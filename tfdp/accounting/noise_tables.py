@@ -12,7 +12,7 @@ from tfdp._validate import schedule
 
 Noise = float | tuple[float, ...]
 
-# Each distinct value of the noise needs a privacy loss distribution of its own. A table with more
+# Each distinct value of the noise needs its own privacy loss distribution. A table with more
 # distinct values is rounded down to this many; less noise never understates epsilon.
 _MOST_VALUES = 16
 

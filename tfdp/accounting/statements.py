@@ -160,12 +160,12 @@ class Statement:
 
     def rows(self) -> list[tuple[str, str]]:
         """Returns the statement as at most five (heading, text) rows."""
-        trained = (
-            self.executed[0] if len(self.executed) == 1 else f"{len(self.executed)} trainings."
-        )
+        number = len(self.executed)
+        trained = self.executed[0] if number == 1 else f"{number} different trainings."
         plan = " This is a plan: nothing is trained yet." if self.planned else ""
-        basis = f"{'if trained as planned' if self.planned else 'for this training'}: {trained}"
-        confirm = "; ".join(each.name for each in self.assumptions if isinstance(each, Declared))
+        basis = f"{'if trained as planned' if self.planned else 'as trained'}: {trained}"
+        names = (each.name for each in self.assumptions if isinstance(each, Declared))
+        confirm = "; ".join(dict.fromkeys(names))
         covered = f"Not covered: {NOT_COVERED_SHORT}" if self.not_covered else ""
         rows = [
             ("Verdict", self.verdict + plan),

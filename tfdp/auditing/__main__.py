@@ -5,7 +5,7 @@
     python -m tfdp.auditing membership --mechanism=dpsgd --epsilon=2 --plot=membership.png
 
 `membership` attacks with access to the released model only. The exit status is 1 if the guarantee
-named by --guarantee is refuted, 0 if it stands, and 2 if there was no audit.
+named by --guarantee is refuted, 0 if it is not, and 2 if the audit did not run.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ class Options:
     )
     observe: str = setting(
         "The releases that the attacker sees: the weights after every step, as proven guarantees "
-        "assume, or those of the last step.",
+        "assume, or the weights after the last step.",
         "every",
         choices=("every", "last"),
     )

@@ -93,8 +93,8 @@ class DiracWorld:
             ValueError: the inputs of the model are unknown, or it is already private.
 
         Returns:
-            A functional model. Its inputs are those of `base` and, as the last one (or under the name
-            "canary"), the number of the canary of each row, int32 [rows, 1].
+            A functional model with the inputs of `base` and, as the last input (or as "canary", if
+            inputs have names), the number of the canary of each row, int32 [rows, 1].
         """
         if isinstance(base, PrivateTraining):
             raise ValueError(

@@ -112,7 +112,7 @@ def check_name(name: str) -> None:
     meant = did_you_mean(name, [*DATASETS, *listed])
     raise ValueError(
         f"Expected --dataset to be one of {', '.join(sorted(DATASETS))}, or another name of "
-        f"tensorflow_datasets. Found {name!r}.{meant}"
+        f"tensorflow_datasets. Received {name!r}.{meant}"
     )
 
 

@@ -269,7 +269,7 @@ class Lots:
     ) -> tf.data.Dataset:
         """Returns the infinite dataset of the example indices of each lot, for inspection.
 
-        Every iterator has its own draws, which differ from those of `as_dataset()`. An index of
+        Every iterator draws its own lots, other than `as_dataset()`. An index of
         `available_examples` marks an absent row of a microbatch. Lots of people return the indices of
         people.
 
@@ -305,7 +305,7 @@ class Lots:
             turn: the group that the first lot comes from, if groups take turns.
             start: number of lots to skip at the beginning.
             order: secret of `new_order`, with which every iterator draws the same lots, for a training
-                that is resumed in another process. None gives every iterator draws of its own.
+                that is resumed in another process. None gives every iterator its own draws.
             shares: the shares of each lot that are read, one after the other; by default, whole lots.
 
         Returns:

@@ -61,7 +61,7 @@ def make_lots(
         groups: see `schemes.CyclicPoisson`; required for "cyclic_poisson", and for no other scheme.
         nominal_examples: see `schemes.Poisson`; for "poisson" only.
         shard_of: N, if the examples here are the shard that only this machine can read; for "poisson"
-            and "random_allocation", see `schemes.RandomAllocation`. L and N are those of all machines.
+            and "random_allocation", see `schemes.RandomAllocation`. L and N count all machines.
         keep_last: see `schemes.Cyclic`; for "cyclic" only.
         cache: folder for the examples of a `tf.data.Dataset`; None keeps them in memory.
         augmentations: K, number of views of each example, which `Lots.map` makes: their gradients are

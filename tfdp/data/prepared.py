@@ -126,7 +126,7 @@ def _probe(host: str) -> None:
         except Exception as error:
             outcome.append(error)
 
-    # The request runs in a thread, because resolving a host name has no timeout of its own.
+    # The request runs in a thread, because resolving a host name has no timeout.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(_PROBE_SECONDS)

@@ -256,7 +256,7 @@ class Part(Source):
         return each_array(lambda column: column[part], held)
 
     def whole(self) -> tuple[Source, range | np.ndarray]:
-        """The source that is no part itself, and the places of these rows in it."""
+        """The source that is not a part of another, and the places of these rows in it."""
         if not isinstance(self._source, Part):
             return self._source, self._places
         source, inner = self._source.whole()
@@ -267,7 +267,7 @@ class Part(Source):
 
 
 class Mapped(Source):
-    """A source whose rows are computed from those of another one.
+    """A source whose rows are computed from the rows of another source.
 
     Args:
         source: the other source.

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 
 import keras
 import numpy as np
-from absl import logging
 
-from tfdp.accounting import Contribution, PrivacyBudget, Run, delta_warning, noise_for
+from tfdp.accounting import Contribution, PrivacyBudget, Run, noise_for
 from tfdp.accounting.band_choice import completed
 from tfdp.accounting.mechanisms import NoMechanism, mechanism_class
 from tfdp.experiments.settings import Experiment
@@ -117,9 +116,6 @@ def plan(experiment: Experiment, lots, steps: int, model: keras.Model) -> Run:
     # Therefore the plan assumes secret noise; the ledger records the insecure seed.
     planned = dataclasses.replace(planned, insecure_seed=False)
     if experiment.noise_multiplier is not None:
-        too_large = delta_warning(experiment.delta, lots.num_examples)
-        if too_large:  # without a budget, `fit` does not know delta
-            logging.warning("%s", too_large)
         return planned
     return planned.with_noise(
         noise_for(

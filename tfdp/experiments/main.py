@@ -209,7 +209,7 @@ def _audit(point, folder):
 
     print(
         "\nAudit: training again with 500 canaries among the records. This changes the noise, so the "
-        "epsilons\nbelow are those of the audited training.",
+        "epsilons\nbelow are of the audited training.",
         flush=True,
     )
     found = audited.audit_experiment(point.experiment)

@@ -278,7 +278,7 @@ class Experiment:
     jit_compile: bool = setting("Compiles the training step with XLA.", False)
     distribute: str | None = setting(
         "Divides each lot among all GPUs of this machine (mirrored), or of the machines in TF_CONFIG, "
-        "which run the same command (multi_worker). The weights are those of one device, apart from "
+        "which run the same command (multi_worker). The weights are as on one device, apart from "
         "rounding.",
         choices=("mirrored", MULTI_WORKER),
         needs=(_PRIVATE, Need("jit_compile", (False,))),

@@ -74,9 +74,9 @@ def _source(dataset: str) -> str:
 
 
 def load(model: keras.Model, path: str) -> tuple[str, ...]:
-    """Loads weights of the same network; an output layer that does not fit stays as drawn.
+    """Loads weights of the same network; an output layer that does not fit keeps its initial weights.
 
-    The public examples of this network are kept.
+    The network keeps its public examples.
 
     Args:
         model: a built network with fresh weights.
@@ -86,7 +86,7 @@ def load(model: keras.Model, path: str) -> tuple[str, ...]:
         The names of the layers that were not loaded.
 
     Raises:
-        ValueError: the file is of another network, or cannot be read.
+        ValueError: the file belongs to another network, or cannot be read.
     """
     try:
         found = layers_with_weights(keras.models.load_model(path, compile=False))

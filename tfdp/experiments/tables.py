@@ -109,9 +109,12 @@ def _column(line: str) -> tuple[str, Number | Category | None]:
         )
     name, kind, rest = match.groups()
     if kind == "number":
-        low, high = map(float, rest.split()) if len(rest.split()) == 2 else (0.0, 0.0)
+        try:
+            low, high = map(float, rest.split())
+        except ValueError:
+            low = high = 0.0
         if not (-np.inf < low < high < np.inf):
-            raise ValueError("Expected the lowest and the highest number.")
+            raise ValueError("Expected the lowest and the highest number for LOW and HIGH.")
         return name, Number(low, high)
     values = tuple(v.strip() for v in next(csv.reader([rest], skipinitialspace=True), []))
     if kind == "category":

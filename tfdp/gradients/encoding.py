@@ -1,4 +1,4 @@
-"""Gradient encoding: limits a gradient's entries to those of the most similar vector of a codebook.
+"""Gradient encoding: limits a gradient's entries by the most similar vector of a codebook.
 
 Nasr, Shokri, Houmansadr 2020, Algorithm 2, with two misprints corrected: the chosen vector is the one
 of *largest* cosine similarity, and vector and gradient are compared by magnitude, after which the

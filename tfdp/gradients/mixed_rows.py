@@ -4,7 +4,7 @@ Private training computes the loss of every row alone. That equals Keras' loss i
 sum over its rows. A contrastive loss, or a layer that subtracts the mean of the batch, has nothing to
 compare in a single row, and the model would silently learn noise.
 
-The check uses synthetic rows, so it reads no private example. It keeps the first or the last row and
+The check uses synthetic rows and does not read private examples. It keeps the first or the last row and
 replaces all others, with the same shapes and seeds: that row of an output must not change. The loss is
 a sum over rows if replacing the first row changes it by the same amount whatever the other rows are.
 Privacy does not depend on this check: it holds for any loss that sees one row at a time.

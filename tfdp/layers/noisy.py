@@ -201,7 +201,7 @@ class NoisyConv3D(_NoisyKernel, keras.layers.Conv3D):
     """
 
 
-NoisyConv = NoisyConv2D  # the default rank is that of images
+NoisyConv = NoisyConv2D  # the default is for images
 
 
 def noisy_layers(model) -> list:

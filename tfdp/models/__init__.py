@@ -38,7 +38,7 @@ class Architecture(NamedTuple):
         functional: whether the model is functional, not Sequential.
         takes_tokens: whether the inputs are rows of token ids (below `NUM_TOKENS` for a classifier).
         normalizations: the accepted values of `normalization`; ("none",) for a model with an
-            architecture of its own.
+            fixed architecture.
         scales: whether the functions have an argument `width`, a factor on the number of channels.
 
     Example:
@@ -202,9 +202,7 @@ def build(
         )
     if normalization not in architecture.normalizations:
         own = (
-            "; the model has an architecture of its own"
-            if len(architecture.normalizations) == 1
-            else ""
+            "; the model has a fixed architecture" if len(architecture.normalizations) == 1 else ""
         )
         raise ValueError(
             "Invalid value received for argument `normalization`. Expected "

@@ -23,9 +23,9 @@ def resnet18(
     """ResNet-18 for small images: 64; two blocks each of 64, 128, 256 and 512; mean, classes.
 
     The stem is a 3x3 convolution without pooling, as in He et al. 2016 for CIFAR-10, and each
-    convolution is normalized, those of the shortcuts too. Convolutions have no bias. With batch
+    convolution is normalized, also in the shortcuts. Convolutions have no bias. With batch
     normalization or with group normalization it has 11,173,962 weights for 32x32x3 and ten classes, of
-    which 9,600 are those of the normalization; without normalization it has 11,164,362.
+    which 9,600 belong to the normalization; without normalization it has 11,164,362.
 
     `last_normalized=False` leaves out the normalization of the last convolution, which is
     ResNet-18-mod in SI-DPSGD, Table 2 (11,172,938 weights). BN-ResNet-18 there is the model with
@@ -62,7 +62,7 @@ def fast_cifar(inputs, num_classes, normalization, activation, output_normalizat
     All convolutions are 3x3; no layer has a bias. The last pool takes the maximum over what is left of
     the image, and the logits are multiplied by 0.125. A residual of two layers is added to its
     input, after the second activation. With batch normalization it has 6,573,120 weights for
-    32x32x3 and ten classes, of which 4,480 are those of the normalization.
+    32x32x3 and ten classes, of which 4,480 belong to the normalization.
 
     Source: "Fast-CIFAR" in SI-DPSGD, Table 7: the network of D. Page,
     https://github.com/davidcpage/cifar10-fast.

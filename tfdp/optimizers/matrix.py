@@ -34,7 +34,7 @@ class MatrixDPOptimizer(DPKerasOptimizer):
     The noise of a step cancels part of the earlier noise, so that the sum of all updates has less of it
     (Denisov et al. 2022, "Improved Differential Privacy for SGD via Optimal Private Linear Operators on
     Adaptive Streams"; Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization"). Clipping
-    and update rule are those of DP-SGD.
+    and update rule are as in DP-SGD.
 
     Args:
         strategy: "identity" (DP-SGD), "prefix_sum" (SI-DPSGD's noise), "sqrt_toeplitz",

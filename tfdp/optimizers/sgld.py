@@ -10,7 +10,7 @@ added. The dropout paper says only that it "uses SGLD to update the weights" of 
 our reading. SGLD differs from `DPDropoutOptimizer` in its noise at small learning rates: the noise of a
 private gradient shrinks with eta_t, and Langevin noise with its square root.
 
-Formal guarantee: that of the noise multiplier z, the only noise in the accounting. A step with more
+Formal guarantee: as DP-SGD with noise multiplier z, the only noise in the accounting. A step with more
 noise is a step with the stated noise, plus independent noise as post-processing.
 """
 
@@ -30,8 +30,8 @@ class SGLDOptimizer(LangevinOptimizer):
     """Langevin dynamics with at least the noise of the mechanism: the baseline of DP dropout.
 
     A step is half the learning rate times the noisy mean gradient (Welling and Teh 2011, "Bayesian
-    Learning via Stochastic Gradient Langevin Dynamics"). The noise is the larger one of that of
-    Langevin dynamics and that of the noise multiplier.
+    Learning via Stochastic Gradient Langevin Dynamics"). The noise is the larger one of
+    Langevin dynamics' noise and the noise multiplier's.
 
     Args:
         num_examples: public number N of examples.

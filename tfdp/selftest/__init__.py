@@ -305,7 +305,7 @@ def _noise(mode):
     import numpy as np
 
     with _Policy(mode):
-        # The noise of the second model is that of another run, with a key of its own.
+        # The noise of the second model belongs to another run, with its own key.
         drawn = _drawn(mode, 3.0, 3) + _drawn(mode, 3.0, 1)
     error = 1.0 / math.sqrt(_WEIGHTS)
     deviations = []

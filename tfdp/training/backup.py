@@ -64,9 +64,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         seconds: time between two states, at least 0; longer where writing a state would take more
             than a hundredth of it.
         delete_checkpoint: whether the folder is removed when `fit` has ended.
-        delta: that of the epsilon in the notes of an interruption, in (0, 1); None takes that of the
-            model's budget, and without one no epsilon is noted.
-        adjacency: that of this epsilon; None takes the budget's, or "zero_out".
+        delta: probability in (0, 1) for the epsilon that is logged at an interruption; None takes the
+            delta of the model's budget, and without a budget no epsilon is logged.
+        adjacency: neighbouring relation of this epsilon; None takes the budget's, or "zero_out".
 
     Attributes:
         restarts: how often the training was resumed, in all processes.
@@ -178,7 +178,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             return dataclasses.replace(start, order=order)
         about, notes = found[0], found[0]["notes"]
         position, lost = restore_state(self.model, account, feed, self._setup, *found)
-        if about["run_id"] != self._run_id:  # else a second fit of one process, which is no restart
+        if about["run_id"] != self._run_id:  # else a second fit of one process, not a restart
             self.restarts, self.earlier_seconds = notes["restarts"] + 1, notes["seconds"]
         self.lost_steps = notes["lost_steps"] + lost
         self.epochs = {int(epoch): logs for epoch, logs in notes["epochs"]}
@@ -300,7 +300,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         return time.monotonic() - self._saved_at >= least
 
     def _save(self):
-        """Writes the state; a failure is no error, since an earlier state is there."""
+        """Writes the state; a failure raises no error, since there is an earlier state."""
         try:
             self._write()
         except OSError as error:

@@ -76,8 +76,8 @@ def restore_state(
         other = differences(facts, run, optimizer, model.trainable_variables) or other
     if other:
         raise BackupError(
-            f"The state is of a training with other {' and '.join(other)}. Expected the model, "
-            "optimizer, data and version of that training, or another folder."
+            f"The saved state belongs to a training with other {' and '.join(other)}. Expected the "
+            "model, optimizer, data and version of that training, or another folder."
         )
     # This process may have continued the same run itself, after an interruption.
     taken = max(kept, reserved, ledger.taken(run_id), account.ledger.taken(run_id))

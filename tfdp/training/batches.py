@@ -151,9 +151,9 @@ def _rows(batch) -> int | None:
     known = found - {(None,)}
     if not found or len(known) > 1 or known & {(), (0,)}:
         raise ValueError(
-            "Expected at least one batch, of arrays x, (x, y) or (x, y, sample_weight) whose first "
-            f"axis is that of the rows. Received first axes {found or 'of nothing'}. "
-            "dataset.batch(batch_size) makes batches of single examples."
+            "Expected at least one batch, of arrays x, (x, y) or (x, y, sample_weight) with the same "
+            f"number of rows. Received first axes {found or 'of nothing'}. dataset.batch(batch_size) "
+            "makes batches of single examples."
         )
     return known.pop()[0] if known else None
 

@@ -85,14 +85,14 @@ def make_private_with_epsilon(
         epochs: number of passes over the data that are planned, above 0; it is rounded to steps.
         batch_size: nominal lot size; for arrays only, and needed there.
         sampling: how lots are drawn from arrays, as in `tfdp.data.make_lots`.
-        l2_norm_clip: the clip norm; None takes that of a private optimizer, and 1.0 otherwise.
+        l2_norm_clip: the clip norm; None takes the clip norm of a private optimizer, else 1.0.
         kind: the guarantee that has to stay within the budget: "proven" or "claimed".
         adjacency: "zero_out", "replace_one" or "add_or_remove_one".
         engine: "auto", "ghost", "vectorized" or "loop", as in `make_private`.
-        physical_batch_size: largest number of examples that are in the network at once; None as in
+        physical_batch_size: largest number of examples that are processed together; None as in
             `make_private`.
         seed: insecure seed of the lots that are drawn from arrays, as in `make_private`; None draws
-            secret ones.
+            secret lots.
         start: "public" declares that the weights do not depend on the private data; None declares
             nothing.
         public_preprocessing: layers, or their names, that were adapted to public data; True for all.
@@ -173,7 +173,7 @@ def _lots(data, batch_size, sampling, physical_batch_size, optimizer):
         refuse_arguments_of_arrays(batch_size=batch_size)
         return data
     if is_batches(data) and not is_source(data):
-        remedy = "Make batches of your own a tf.data.Dataset."
+        remedy = "Pass your batches as a tf.data.Dataset."
         refuse("data", "arrays (x, y), Lots or a tf.data.Dataset", type(data).__name__, remedy)
     source = as_source(data)
     remedy = "Pass the size of a lot, at most the number of examples."

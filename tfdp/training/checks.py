@@ -144,10 +144,9 @@ def refuse_own_train_step(model, private_base) -> None:
                 where = where or f"{base.__module__}.{base.__qualname__}"
         if where is not None:
             raise ValueError(
-                f"{where} has a {name} of its own, which private training does not run: nothing "
-                f"bounds what it does with an example. Expected the {name} of keras.Model. Override "
-                "compute_loss, whose loss is bounded for each example, or compute_metrics, or train "
-                "without tfdp."
+                f"{where} has a custom {name}, which private training does not run: nothing bounds "
+                "what it does with an example. Override compute_loss instead, whose gradient is "
+                "clipped for each example, or compute_metrics, or train without tfdp."
             )
 
 
@@ -173,5 +172,5 @@ def check_optimizer(model, optimizer) -> None:
             private = f"tfdp.DPKeras{kind}Optimizer"
         raise ValueError(
             f"Private model '{model.name}' needs a private optimizer: {private} in place of {kind}, or "
-            "the optimizer of make_private_with_epsilon. Train without privacy by a plain model."
+            "the optimizer of make_private_with_epsilon. Train without privacy with a plain model."
         )

@@ -1,4 +1,4 @@
-"""Warns of batches of which nothing is known, beside lots that tfdp draws, and of a delta too large."""
+"""Warns of a delta that is too large, and of what batches of unknown sampling cost."""
 
 import dataclasses
 import math
@@ -14,21 +14,19 @@ from tfdp.training.describe import planned_run
 from tfdp.training.feed import Feed
 
 
-def warn_of_cost(model, x, feed: Feed, epochs: int) -> None:
-    """Warns if the budget's delta is not below 1/N, or if a fit gets batches of a user.
-
-    Args:
-        model: a private model that is compiled and built.
-        x: what the user passed, from which the feed was made.
-        feed: the data of the training.
-        epochs: number of planned epochs.
-    """
-    for budget in model.privacy.ledger.budgets:
-        if too_large := delta_warning(budget.delta, feed.sampling.num_examples):
+def warn_of_cost(model, x, feed: Feed, epochs: int, callbacks=()) -> None:
+    """Warns if a budget's or a callback's delta is not below 1/N, or if x are batches of a user."""
+    examples, budgets = feed.sampling.num_examples, model.privacy.ledger.budgets
+    stated = [*budgets, *(each for each in callbacks if hasattr(each, "adjacency"))]
+    stated = [each for each in stated if getattr(each, "delta", None) is not None]
+    for delta in dict.fromkeys(each.delta for each in stated):
+        if too_large := delta_warning(delta, examples):
             logging.warning("%s", too_large)
     if type(feed.sampling) is Unknown and epochs > 0:
-        sentences = _costs(model, _ways_to_lots(x, feed.sampling.lot_size), feed, epochs)
-        logging.warning("%s", " ".join([_UNKNOWN, *sentences]))
+        usual = PrivacyBudget(1.0, min(1e-5, 0.5 / examples))
+        shown = (stated or [usual])[0]
+        call = _ways_to_lots(x, feed.sampling.lot_size)
+        logging.warning("%s", " ".join([_UNKNOWN, *_costs(model, call, feed, epochs, shown)]))
 
 
 def warn_of_noise(data, run: Run, noise: float, budget: PrivacyBudget) -> None:
@@ -47,16 +45,18 @@ def warn_of_noise(data, run: Run, noise: float, budget: PrivacyBudget) -> None:
         )
 
 
-def _costs(model, call, feed, epochs) -> list[str]:
-    """Sentences about the epsilons of a training, and of the same with lots that `call` makes."""
+def _costs(model, call, feed, epochs, shown) -> list[str]:
+    """Sentences about the epsilons of a training, and of the same with lots that `call` makes.
+
+    `shown` is a budget or a callback with the delta and adjacency.
+    """
     if feed.steps is None:
         return [
             "Epsilon cannot be computed beforehand, since the number of batches in an epoch is "
             f"unknown. Pass steps_per_epoch, or let tfdp draw the lots: {call}"
         ]
     examples, size, privacy = feed.sampling.num_examples, feed.sampling.lot_size, model.privacy
-    usual = min(1e-5, 1 / examples) if privacy.budget is None else None
-    delta, adjacency = privacy.delta_and_adjacency(usual, None)
+    delta, adjacency = privacy.delta_and_adjacency(shown.delta, shown.adjacency)
     run = planned_run(model, feed, epochs * feed.steps, model.optimizer, privacy.account.start)
 
     def epsilon(kind) -> float:

@@ -13,6 +13,8 @@ from tfdp.layers.public import public_layers
 from tfdp.training.building import outputs_for
 
 _CHUNK = 2**20  # numbers that are looked at together, so that no copy of the data is made
+_NEIGHBOURS = 4  # pairs of rows that are compared, and the least number of values that they share
+_LARGEST_SHIFT = 100  # of a window against the one before
 
 
 def check_examples(model, data) -> None:
@@ -38,12 +40,31 @@ def check_examples(model, data) -> None:
         for values, name in zip(held, ("x", "y", "sample_weight"), strict=True):
             check_finite(values, name)
         check_rows(model, *held[:2])
+        if data.examples_per_person is None and any(map(_overlap, all_arrays(held[0]))):
+            logging.warning(
+                "Neighbouring rows overlap, as windows of a series do, so a value is in several rows, "
+                "and the guarantee is for one row. Cut windows without overlap, or protect all rows of "
+                "a person: make_lots(..., privacy_ids=..., examples_per_person=...)."
+            )
     elif public_layers(model):
         logging.warning(
             "Model '%s' has public examples, and only arrays in memory are compared with them. "
             "Make sure that no private example is among the public ones.",
             model.name,
         )
+
+
+def _overlap(rows) -> bool:
+    """Whether each of the first rows begins with what the row before ends with."""
+    if np.ndim(rows) < 2 or rows.dtype.kind not in "fiu":
+        return False
+    first, then = np.asarray(rows[:_NEIGHBOURS]), np.asarray(rows[1 : _NEIGHBOURS + 1])
+    for shift in range(1, min(first.shape[1], _LARGEST_SHIFT) if len(first) == len(then) else 0):
+        ends = first[:, shift:]
+        if np.array_equal(ends, then[:, : ends.shape[1]]):
+            # Equal rows, zeros and other padding coincide, too.
+            return ends[0].size >= _NEIGHBOURS and all(np.ptp(end) > 0 for end in ends)
+    return False
 
 
 def check_rows(model, x, y) -> None:
@@ -57,12 +78,8 @@ def check_validation(model, held_out, lot) -> None:
     """Raises ValueError for validation data that the model cannot be evaluated on, before any step.
 
     Keras would notice after the first epoch, when all planned steps are counted. Data that cannot be
-    looked at without consuming them, such as generators, are not checked.
-
-    Args:
-        model: a compiled Keras model.
-        held_out: the argument `validation_data`, as Keras gets it.
-        lot: the structure of `tf.TensorSpec`s of a lot.
+    looked at without consuming them, such as generators, are not checked. `lot` has the
+    `tf.TensorSpec`s of a lot.
     """
     if isinstance(held_out, SourceBatches):
         rows = held_out[0]
@@ -139,7 +156,7 @@ def check_finite(values, name: str) -> None:
 
 
 def check_targets(model, x, y) -> None:
-    """Raises ValueError if targets are missing, or integer labels are no indices of the outputs.
+    """Raises ValueError if targets are missing, or integer labels are not indices of the outputs.
 
     Only one array of labels with a sparse categorical loss is compared with the outputs.
     """

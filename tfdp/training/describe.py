@@ -152,10 +152,10 @@ def session_of(model, entry: Entry, facts: Run, feed: Feed, first_iteration: int
 def continues(session: Session, facts: Run, feed: Feed, optimizer, variables) -> bool:
     """Whether further steps belong to the entry of a session.
 
-    Random lots may be new ones. Lots of whole epochs have to draw as the last ones (`Lots.draws_as`)
+    Random lots may be new. Lots of whole epochs have to draw like the previous lots (`Lots.draws_as`)
     and begin where the last training stopped, so that an example is once in an epoch; arrays get new
     `Lots` in each fit, so `fit(x, y, shuffle=False)` always begins a new entry. Where groups take
-    turns, the `Lots` have to draw as the last ones and the turns have to continue.
+    turns, the `Lots` have to draw like the previous ones and the turns have to continue.
     """
     entry, sampling = session.entry, session.run.sampling
     if not (

@@ -112,7 +112,7 @@ if TYPE_CHECKING:
     class Private(PrivateTraining, keras.Model):
         """A private model, as type checkers see it."""
 
-        def __getattr__(self, name: str) -> Any: ...  # of a class of your own
+        def __getattr__(self, name: str) -> Any: ...  # of the user's class
 
 else:
     Private = keras.Model
@@ -130,33 +130,32 @@ def make_private(
 ) -> Private:
     """Makes a Keras model train privately, in place, and returns it.
 
-    The model may be of any class; a class of your own stays a subclass of `keras.Model`.
+    The model may be of any class, including a subclass of `keras.Model` that you wrote.
 
-    `model.save` and `keras.models.save_model` write a private model: `keras.models.load_model` gives it
-    back with its ledger and budget after `import tfdp`. `model.privacy.release` writes what plain Keras
-    loads. Make a model private before `load_weights`: a plain model reads no ledger.
+    `model.save` and `keras.models.save_model` write a private model: after `import tfdp`,
+    `keras.models.load_model` returns it with its ledger and budget. `model.privacy.release` writes a
+    model for plain Keras. Make a model private before `load_weights`: a plain model ignores the ledger.
 
     Args:
-        model: any Keras model whose layers treat examples one by one. (Keras' own tests mix its trainer
-            into a layer that is no `keras.Model`; this is accepted, too.)
+        model: any Keras model whose layers treat examples one by one.
         engine: the way to compute per-example gradients. "auto", the default, and "ghost" write out no
             gradient of the whole model for each example; "auto" also takes models with
             statistics='batch'. "vectorized" writes all of them out. "loop" takes one example after the
             other: slow, but for any model that TensorFlow can differentiate.
-        physical_batch_size: largest number of examples that are in the network at once; None processes
+        physical_batch_size: largest number of examples that are processed together; None processes
             a lot as a whole, or, for convolutions and recurrent layers on a CPU, 32 to 384 examples
             at a time.
-        budget: the most that may be spent, including what was spent before; the step that would
-            exceed it raises `BudgetExhausted`. Like the ledger, the budget belongs to the weights: it
-            is saved with them, and None leaves an earlier budget as it is.
+        budget: the most that may be spent, including earlier training; the step that would exceed it
+            raises `BudgetExhausted`. Like the ledger, the budget belongs to the weights: it is saved
+            with them, and None keeps an earlier budget.
         seed: insecure; makes the lots that `fit` draws from arrays reproducible, so that nothing finite
             is proven. For tests and debugging.
-        start: "public" declares that the weights, as they are now, do not depend on the private data,
-            because they are fresh or were trained on public data; the privacy statement says that the
-            user declared it. None leaves an earlier value as it is. The first value is "assumed":
-            the same independence is assumed as long as nothing shows the opposite.
-        public_preprocessing: layers, or their names, that were adapted to public data (`Normalization`,
-            `TextVectorization` and the like); True for all. Other adapted layers are refused.
+        start: "public" declares that the current weights do not depend on the private data, because
+            they are fresh or were trained on public data; the privacy statement says that the user
+            declared it. None keeps an earlier value. Without any declaration, the value is "assumed":
+            tfdp assumes the same until it detects the opposite.
+        public_preprocessing: layers, or their names, that were adapted to public data, such as
+            `Normalization` and `TextVectorization`; True for all. Other adapted layers are refused.
 
     Returns:
         `model` itself.
@@ -205,13 +204,13 @@ def make_private(
 def from_preset(cls: Any, preset: str | os.PathLike, **arguments) -> Private:
     """Loads a private model that `save_to_preset` wrote, with its ledger and budget.
 
-    Presets are KerasHub's folders of a model. `cls.from_preset` reads that of a private model as a
-    plain one; the ledger is a file `privacy.json` beside the others.
+    A preset is KerasHub's folder of a model. `cls.from_preset` loads the preset of a private model as
+    a plain model; the ledger is a file `privacy.json` in the folder.
 
     Args:
         cls: the class of the preset, such as `keras_hub.models.TextClassifier`.
         preset: a local folder.
-        **arguments: those of `cls.from_preset`.
+        **arguments: passed to `cls.from_preset`.
 
     Returns:
         A private model; `make_private` changes its settings.

@@ -35,7 +35,7 @@ def plain_copy(model: keras.Model) -> keras.Model:
 def values_into(copy: keras.Model, model: keras.Model) -> None:
     """Gives a `plain_copy` the values that the model has now, with LoRA merged where it has none.
 
-    Layers pass them on as to a file, which holds no random state.
+    Layers pass them on as to a file, which does not hold random state.
     """
     for source, target in zip(
         layers_of(model, itself=True), layers_of(copy, itself=True), strict=True
@@ -63,8 +63,7 @@ def replace(layer: keras.Layer, new: keras.Layer) -> None:
 def replacements(model: keras.Model) -> dict[str, dict]:
     """The configurations of the layers that took the place of others, by their number in the model.
 
-    A layer whose class makes the layers inside it makes the old ones when it is loaded, as do models
-    with a constructor of their own.
+    A layer or model whose constructor makes other layers makes the old ones when it is loaded.
     """
     layers = enumerate(layers_of(model, itself=True))
     new = {str(i): layer for i, layer in layers if hasattr(layer, _REPLACED)}
@@ -72,7 +71,7 @@ def replacements(model: keras.Model) -> dict[str, dict]:
 
 
 def replace_again(model: keras.Model, configs: dict[str, dict]) -> None:
-    """Replaces the layers that a class made anew; those of a configuration are in it already."""
+    """Replaces the layers that a class made anew; a configuration has the new ones already."""
     layers = layers_of(model, itself=True)
     for i, config in configs.items():
         new = keras.saving.deserialize_keras_object(config)
@@ -99,7 +98,7 @@ def export(model: keras.Model, path: str | os.PathLike, *, stock_layers: bool = 
     """Writes the release of `model` to a `.keras` file: no optimizer slots, seeds or secret means.
 
     The file loads with `keras.models.load_model`, without tfdp if the model uses no tfdp layer.
-    On a local disk it appears whole or not at all, and a file that is there stays until then. Of
+    On a local disk, it is written atomically: an existing file is replaced only by a complete one. Of
     several machines, the chief writes it.
 
     Args:

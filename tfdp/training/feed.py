@@ -116,7 +116,7 @@ class Feed:
             order = derived(self.key, "lots")
         if lots.sharded and not several_machines(strategy):
             raise ValueError(
-                "These lots are of a shard (shard_of), and only several machines have all shards. "
+                "These lots come from one shard (shard_of), and only several machines have all shards. "
                 "Leave out shard_of, or use tf.distribute.MultiWorkerMirroredStrategy."
             )
         turn %= lots.groups
@@ -176,7 +176,7 @@ def feed_for(
 
     Args:
         model: a compiled private model.
-        **arguments: those of `fit`.
+        **arguments: as in `fit`.
 
     Raises:
         ValueError: the sampling of the data cannot be accounted, or arguments do not fit the data.
@@ -193,8 +193,8 @@ def feed_for(
     validation_data = to_evaluate(validation_data, validation_batch_size or batch_size)
     if isinstance(x, Lots) and type(x) is not Lots:
         raise ValueError(
-            "Nothing is known about how lots of this class are drawn. Expected tfdp.data.Lots as "
-            f"make_lots gives them. Received: {type(x).__name__}"
+            "Nothing is known about how lots of this class are drawn. Expected lots from "
+            f"tfdp.data.make_lots. Received: {type(x).__name__}"
         )
     if given:
         refuse_arguments_of_arrays(
@@ -228,7 +228,7 @@ def feed_for(
     check_examples(model, x)
     if isinstance(x, Lots) and class_weight is not None:
         x = x.weighted(lambda y: class_weight_to_sample_weights(y, class_weight))
-        x.some(1)  # raises if examples have weights of their own
+        x.some(1)  # raises if examples have weights, too
     feed = feed_of(
         x,
         privacy.physical_batch_size,
@@ -289,9 +289,9 @@ def _declared_batches(declared: OncePerEpoch):
     x = declared.batches
     if not is_batches(x) or hasattr(x, "tfdp_lots"):
         raise ValueError(
-            "OncePerEpoch declares how batches of your own are drawn. Expected a tf.data.Dataset of "
-            f"batches, a PyDataset or a loader. Received: {type(x).__name__}. tfdp draws lots of "
-            "arrays itself, and knows how."
+            "OncePerEpoch declares how your own batches are drawn. Expected a tf.data.Dataset of "
+            f"batches, a PyDataset or a loader. Received: {type(x).__name__}. Lots and arrays need no "
+            "declaration."
         )
     if isinstance(x, tf.data.Dataset) and repeats(x):
         raise ValueError(
@@ -374,8 +374,8 @@ def _lot_size(batch_size, total, steps_per_epoch):
         return min(32, total) if steps_per_epoch is None else -(-total // steps_per_epoch)
     if whole("batch_size", batch_size, 1) > total:
         logging.warning(
-            "batch_size=%d, and there are %d examples, so a lot is all of them. Nothing is amplified "
-            "by sampling then; a smaller batch_size costs less.",
+            "batch_size=%d, and there are only %d examples, so every lot has all of them. Sampling "
+            "amplifies nothing then; a smaller batch_size costs less.",
             *(batch_size, total),
         )
     return min(int(batch_size), total)

@@ -88,7 +88,7 @@ class SavedWithLedger:
         return super().get_compile_config() if self._has_private_optimizer() else {}
 
     def compile_from_config(self, config):
-        """Compiles a loaded model. A class with a `compile` of its own waits for it, as in Keras."""
+        """Compiles a loaded model; a class with a custom `compile` is left uncompiled, as in Keras."""
         if _compiles_itself(type(self)):
             super().compile_from_config(config)
             return

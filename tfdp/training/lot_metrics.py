@@ -59,7 +59,7 @@ def own_logs(forward, traced, seen, x, y, sample_weight, outputs) -> dict:
 
 @contextlib.contextmanager
 def _examples(forward, traced, seen, x, y, sample_weight, outputs):
-    """Gives x, y, outputs and weights without absent rows; metrics stay as they are if none is left."""
+    """Gives x, y, outputs and weights without absent rows; without rows, metrics do not change."""
     model, present = forward.model, tf.not_equal(sample_weight, 0.0)
     y, finer = apart(y)
     given = with_none(x), with_none(y), outputs, sample_weight if finer is None else finer
@@ -71,7 +71,7 @@ def _examples(forward, traced, seen, x, y, sample_weight, outputs):
     if traced.updates_metrics or traced.loss_updates_metrics:
         _update_inside(model, traced, seen, x, y, y_pred, weight)
     yield x, y, y_pred, weight
-    # The mean over no examples is no number, and would stay in a metric for the whole epoch.
+    # The mean over no examples is NaN, and would stay in a metric for the whole epoch.
     some = tf.reduce_any(present)
     for variable, value in zip(known, before, strict=True):
         variable.assign(tf.where(some, tf.convert_to_tensor(variable), value))

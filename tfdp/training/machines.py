@@ -34,7 +34,7 @@ def with_key(model, feed: Feed) -> Feed:
         return feed
     if feed.lots is None and feed.dataset is not None:
         raise NotImplementedError(
-            "On several machines, each would draw batches of its own, and an example might be in a lot "
+            "On several machines, each would draw its own batches, and an example might be in a lot "
             "twice. Pass arrays, a source, or tfdp.data.make_lots(...)."
         )
     words, lots = np.frombuffer(os.urandom(16), "<u4").tolist(), feed.lots

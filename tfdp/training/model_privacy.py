@@ -73,17 +73,17 @@ class ModelPrivacy:
         *,
         max_examples_per_user: int = 1,
     ) -> Guarantee:
-        """Returns the guarantee for everything that was trained so far.
+        """Returns the guarantee for all training so far.
 
-        While a training runs, its steps up to now count; when it has ended, all planned steps.
+        During training, the steps taken so far count; afterwards, all planned steps.
 
         Args:
             delta: in (0, 1); None takes the delta of the budget.
             kind: "proven" or "claimed".
             adjacency: "zero_out", "replace_one" or "add_or_remove_one"; None takes the budget's,
                 or "zero_out" without a budget.
-            max_examples_per_user: the guarantee is for all examples of a user together, who has at
-                most so many.
+            max_examples_per_user: the largest number of examples of one user; the guarantee is for all
+                of them together.
 
         Raises:
             ValueError: the optimizer has taken steps that the ledger does not contain, or there is
@@ -104,7 +104,7 @@ class ModelPrivacy:
 
         Args:
             delta, kind, adjacency, max_examples_per_user: as in `spent`. The losses are computed
-                accurately at delta, which is no part of the result.
+                accurately at delta, which is not part of the result.
 
         Returns:
             Rising false positive rates, and the least false negative rate of a test at each of them.
@@ -183,7 +183,7 @@ class ModelPrivacy:
         return self.collected.result(reset)
 
     def delta_and_adjacency(self, delta: float | None, adjacency: str | None) -> tuple[float, str]:
-        """Returns both, each that of the budget for None; raises ValueError without any delta."""
+        """Returns both, from the budget for None; raises ValueError without any delta."""
         budget = self.budget
         if adjacency is None:
             adjacency = "zero_out" if budget is None else budget.adjacency
@@ -273,7 +273,7 @@ class ModelPrivacy:
         sample_weight=None,
         steps_per_epoch: int | None = None,
     ) -> Iterator[dict[str, float]]:
-        """Trains step by step, in a loop of your own; accounted as `fit` is.
+        """Trains step by step, in a custom loop; accounted like `fit`.
 
         Each iteration draws the next lot, counts the step and takes it. In between, the loop may do
         what callbacks of `fit` may: evaluate, change the learning rate of DP-SGD, train other models,

@@ -52,7 +52,7 @@ class PrivateTraining(SavedWithLedger):
         return vars(self)["_tfdp_privacy"]
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """`keras.Model.compile`, or that of the user's class; the optimizer has to be a private one."""
+        """`keras.Model.compile`, or the `compile` of the user's class, with a private optimizer."""
         with self.distribute_strategy.scope():  # type: ignore[attr-defined]  # of Keras
             super().compile(*args, **kwargs)  # type: ignore[misc]  # of the Keras class beside
         check_optimizer(self, self.optimizer)
@@ -74,10 +74,11 @@ class PrivateTraining(SavedWithLedger):
         sample_weight=None,
         initial_epoch=0,
         steps_per_epoch=None,
+        validation_steps=None,
         validation_batch_size=None,
-        **kwargs,
+        validation_freq=1,
     ) -> keras.callbacks.History:
-        """Trains privately; the arguments are those of `keras.Model.fit`.
+        """Trains privately, with the arguments of `keras.Model.fit`.
 
         Arrays are drawn in Poisson lots of nominal size `batch_size`. With `shuffle="epoch"`, each
         epoch puts every example into one of its lots at random, which costs about as much; with
@@ -92,9 +93,8 @@ class PrivateTraining(SavedWithLedger):
             epochs, initial_epoch, steps_per_epoch: all planned steps count, whatever ends the training.
             class_weight: has to be chosen without the private labels.
             validation_data, validation_split: held-out examples, which the guarantee does not protect.
-            **kwargs: the other arguments of `keras.Model.fit`.
         """
-        _check_numbers_of_validation(validation_batch_size, kwargs)
+        _check_numbers_of_validation(validation_steps, validation_batch_size, validation_freq)
         feed = self._feed(
             x,
             y,
@@ -107,10 +107,10 @@ class PrivateTraining(SavedWithLedger):
             validation_batch_size=validation_batch_size,
             steps_per_epoch=steps_per_epoch,
         )
-        warn_of_cost(self, x, feed, epochs - initial_epoch)
+        backup, flat = check_callbacks(callbacks, self.optimizer, feed.holds_out)
+        warn_of_cost(self, x, feed, epochs - initial_epoch, flat)
         warn_of_scales(self, feed, class_weight)
         feed = with_key(self, feed)
-        backup = check_callbacks(callbacks, self.optimizer, feed.holds_out)
         account, start = self.privacy.account, Position(initial_epoch, until=epochs)
         safe = contextlib.nullcontext(start)
         if backup is not None:
@@ -128,15 +128,16 @@ class PrivateTraining(SavedWithLedger):
                     validation_data=feed.validation_data,
                     initial_epoch=position.epoch,
                     steps_per_epoch=feed.steps_per_epoch,
+                    validation_steps=validation_steps,
                     validation_batch_size=validation_batch_size or batch_size,
-                    **kwargs,
+                    validation_freq=validation_freq,
                 )
                 training.end(self.stop_training)
             warn_of_lost_examples(self)
             return history if backup is None else backup.with_earlier_epochs(history)
 
     def _feed(self, x, y, sample_weight, **arguments):
-        """The feed of a fit or a loop; the arguments are those of `feed_for`."""
+        """The feed of a fit or a loop, with the arguments of `feed_for`."""
         check_optimizer(self, getattr(self, "optimizer", None))
         self._refuse_nested()
         x, y, sample_weight = prepared(self, x, y, sample_weight)
@@ -216,7 +217,7 @@ class PrivateTraining(SavedWithLedger):
         build_symbolically_once(self, iterator, data_batch)
 
     def test_step(self, data):
-        """`keras.Model.test_step`, or that of the user's class; a replica may have no rows."""
+        """`test_step` of Keras or of the user's class; a replica may have no rows."""
         return evaluate_share(self, super().test_step, data)
 
     def make_train_function(self, force=False):
@@ -235,7 +236,7 @@ class PrivateTraining(SavedWithLedger):
         if training is None or training.model is not self:
             raise RuntimeError(
                 "A training step ran outside of fit(), train_on_batch() and privacy.steps(), so it is "
-                "unknown how its lot was drawn. Write a loop of your own with privacy.steps(...)."
+                "unknown how its lot was drawn. Write custom loops with privacy.steps(...)."
             )
         return training
 
@@ -263,10 +264,9 @@ def _causes_of(*data):
         raise
 
 
-def _check_numbers_of_validation(batch_size, others):
+def _check_numbers_of_validation(steps, batch_size, frequency):
     """Checks arguments of `fit` that Keras uses after the first epoch."""
     whole("validation_batch_size", batch_size, 1, optional=True)
-    whole("validation_steps", others.get("validation_steps"), 1, optional=True)
-    frequency = others.get("validation_freq", 1)
+    whole("validation_steps", steps, 1, optional=True)
     if not isinstance(frequency, list | tuple | set):  # of the epochs themselves
         whole("validation_freq", frequency, 1)

@@ -56,8 +56,8 @@ def warn_of_scales(model, feed: Feed, class_weight: Mapping | None) -> None:
         )
     if feed.lots is not None and feed.lots.augmentations > 1 and not feed.lots.mapped:
         logging.warning(
-            "augmentations=%d, and no lots.map(f) makes the views, so they differ only where layers of "
-            "the model draw random numbers.",
+            "augmentations=%d without lots.map(f), which makes the views: they are equal, except where "
+            "layers of the model draw random numbers.",
             feed.lots.augmentations,
         )
     specs = keras.tree.flatten(feed.inputs)

@@ -24,7 +24,7 @@ _ASSIGN_RATES = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLR
 
 
 def check_callbacks(callbacks, optimizer, holds_out: bool = True):
-    """Refuses callbacks of a fit, and returns the one that keeps it safe from crashes, or None.
+    """Refuses callbacks of a fit; returns its `BackupAndRestore`, or None, and the list of all.
 
     Refused is a callback that acts on training metrics, would save a file without a ledger, resumes a
     training without its counted steps, or assigns learning rates that are fixed; and a second backup.
@@ -65,7 +65,7 @@ def check_callbacks(callbacks, optimizer, holds_out: bool = True):
         raise ValueError(
             f"Expected at most one BackupAndRestore. Received {len(backups)}. Leave out the others."
         )
-    return backups[0] if backups else None
+    return backups[0] if backups else None, callbacks
 
 
 def _is_public(figure: str, holds_out: bool = True) -> bool:

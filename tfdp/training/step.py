@@ -47,7 +47,7 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
     forward = Forward(model)
     if not run.insecure_seed:  # operations of tf.random: as for the seeds of layers
         tf.compat.v1.set_random_seed(int.from_bytes(os.urandom(4)))
-    traced = examine(forward, x, y)  # which draws, and is no step
+    traced = examine(forward, x, y)  # which draws random numbers, but is not a step
     forward.shift_seeds(session.seed_shift())
     session.check_step(forward.variables, optimizer)
     before = forward.state()

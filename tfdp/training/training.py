@@ -202,7 +202,7 @@ class Training:
             self._declared = self._account.plan or self._declared
             if self._declared[0] and self.feed.dataset is None:
                 raise ValueError(
-                    "privacy.plan(epochs=...) was called before train_on_batch, which knows no epochs. "
+                    "privacy.plan(epochs=...) was called before train_on_batch, which has no epochs. "
                     "Declare the number of steps: privacy.plan(steps=...)."
                 )
             left = max(self._left(), self._steps_of(*self._declared))

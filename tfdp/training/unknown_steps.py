@@ -10,10 +10,7 @@ from tfdp.optimizers import DPKerasOptimizer
 def enter_unknown_steps(model: keras.Model, account: Account, declared: bool = False) -> None:
     """Enters steps on a model's weights that an optimizer has counted and no ledger contains.
 
-    Args:
-        model: a model; the optimizers of models inside it count, too.
-        account: of these weights, or of copies of them.
-        declared: whether the user declares that they were on public data.
+    The optimizers of models inside it count, too. `declared`: the user declares public data.
     """
     for each in layers_of(model, itself=True):
         optimizer = getattr(each, "optimizer", None)

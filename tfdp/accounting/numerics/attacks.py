@@ -44,7 +44,7 @@ def trade_off(curve: Curve, epsilon: float) -> tuple[np.ndarray, np.ndarray]:
 
     Every point of the curve is a line below the trade-off: no test has f + e^-epsilon n below
     e^-epsilon (1 - delta), nor with the two rates exchanged. The result has the corners of the largest
-    of these lines, at many points of the curve. Straight lines between them are no false promise.
+    of these lines, at many points of the curve. Straight lines between them are valid, too.
     `epsilon` is about where the curve becomes small; infinite if it never does.
     """
     if math.isinf(epsilon) or curve(0.0) >= 1.0:
