@@ -30,8 +30,8 @@ def text(content: dict, picture: str) -> str:
         f"{machine['system']}, no GPU used. {conditions(content)}",
         "",
     ]
-    notes = [_NOTES.read_text().strip()] if _NOTES.exists() else []
-    lines += [f"**{note}**\n" for note in (*notes, content.get("note")) if note]
+    lines += [_NOTES.read_text()] if _NOTES.exists() else []
+    lines += [f"**{content['note']}**\n"] if content.get("note") else []
     lines += [
         f"![Ratios and step times]({picture})",
         "",
