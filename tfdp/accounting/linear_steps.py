@@ -62,6 +62,7 @@ groups * L/N and multiplier z / ||c|| (Choquette-Choo et al. 2023, amplified ban
 factorization). One band is DP-SGD.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator
@@ -74,6 +75,7 @@ from tfdp.accounting.mechanisms import Matrix, NoisyMechanism
 from tfdp.accounting.numerics.linear_response import Dynamics, Toeplitz, largest_square
 from tfdp.accounting.numerics.participation import Law, draws, prefix_sum_law, triangle_law
 from tfdp.accounting.numerics.privacy_loss import GaussianLoss, Loss, RandomGaussianLoss
+from tfdp.accounting.numerics.subsampled import SubsampledLoss
 from tfdp.accounting.run import Run
 
 # Makes the response W of a run.
@@ -134,7 +136,16 @@ def _linear(run: Run, response: ResponseOf, delta: float, adjacency: str) -> Ana
         loss = RandomGaussianLoss(squares, probabilities, overflow)
     revealed = Analysis((loss,), details={"sensitivity": sensitivity})
     secret = _secret(run, at_1, noise, response, delta, adjacency)
-    return gaussian_steps.smallest([revealed, *secret], delta)
+    return gaussian_steps.smallest([revealed, *map(_not_attained, secret)], delta)
+
+
+def _not_attained(bound: Analysis) -> Analysis:
+    """The bound for comparisons with group privacy, which may be smaller."""
+    losses = tuple(
+        dataclasses.replace(loss, attained=False) if isinstance(loss, SubsampledLoss) else loss
+        for loss in bound.losses
+    )
+    return dataclasses.replace(bound, losses=losses)
 
 
 def _secret(

@@ -182,6 +182,16 @@ def test_all_random_lots_are_post_processing_of_dpsgd(sampling):
     assert any("secret" in sentence for sentence in proven(run, DELTA).assumptions)
 
 
+def test_users_in_groups_that_take_turns_have_group_privacy():
+    """Each record alone is amplified exactly, and all of a user's by Theorem G only."""
+    few = Strategy(name="banded_toeplitz", coefficients=(1.0, 0.9, 0.8, 0.8))
+    run = vary(
+        BASE, num_examples=60000, lot_size=256, steps=3516, sampling="cyclic_poisson", groups=4
+    )
+    of_two = proven(vary(run, strategy=few, max_examples_per_user=2), DELTA)
+    assert of_two.epsilon < 4 * proven(vary(run, strategy=few), DELTA).epsilon
+
+
 @pytest.mark.parametrize("changes", [{"max_examples_per_user": 2}, {"microbatch_size": 2}])
 def test_users_and_microbatches_cost_more(changes):
     run = vary(BASE, num_examples=1000, sampling="poisson", strategy=BANDED)
