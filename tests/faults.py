@@ -203,6 +203,22 @@ def layers_declare_the_sensitivity_of_one_group(groups, self):
     return 1
 
 
+@fault(
+    (
+        "accounting.numerics.linear_response:Toeplitz.joint_square",
+        "accounting.numerics.linear_response:Dynamics.joint_square",
+    ),
+    "accounting/mechanisms/test_matrix.py",
+)
+def columns_of_different_blocks_are_taken_as_orthogonal(square, self, period, length):
+    return square(self, period * length * 10_000, 1)
+
+
+@fault("accounting.gaussian_steps:amplified", "accounting/mechanisms/test_matrix.py")
+def a_block_is_drawn_as_rarely_as_a_step(losses, run, noise, adjacency, length=1):
+    return losses(run.with_steps(-(-run.steps // length)), noise, adjacency)
+
+
 @fault("accounting.gaussian_steps:_fixed_size_lots", "accounting/test_contribution.py")
 def lots_of_fixed_size_forget_that_weights_are_clipped_in_groups(losses, run, *rest):
     contribution = dataclasses.replace(run.contribution, clip_groups=1)

@@ -133,15 +133,18 @@ def _rounds(run: Run, noise: Noise):
     return [(z / run.contribution.noise_divisor, count) for z, count in found]
 
 
-def amplified(run: Run, noise: Noise, adjacency: str) -> Analysis:
-    """Privacy losses of lots that are drawn by coin flips, amplified by the secrecy of the sample."""
+def amplified(run: Run, noise: Noise, adjacency: str, length: int = 1) -> Analysis:
+    """Privacy losses of lots that are drawn by coin flips, amplified by the secrecy of the sample.
+
+    With a `length`, that many lots of a record count as one, with noise that is constant.
+    """
     pair = "replace" if run.contribution.replaces(adjacency) else "add"
-    q, users = run.sampling.probability, run.contribution.max_examples_per_user
-    chances, overflow = (np.array([1 - q, q]), 0.0) if users == 1 else binomial(users, q, _TAIL)
+    q, flips = run.sampling.probability, length * run.contribution.max_examples_per_user
+    chances, overflow = (np.array([1 - q, q]), 0.0) if flips == 1 else binomial(flips, q, _TAIL)
     terms = tuple((chances / chances.sum()).tolist())
     drawn = min(math.fsum(terms[1:]), 1.0)
     losses = [
-        SubsampledLoss((Component(1.0, drawn, z, pair, terms),), n, overflow)
+        SubsampledLoss((Component(1.0, drawn, z, pair, terms),), -(-n // length), overflow)
         for z, n in _rounds(run, noise)
     ]
     return _analysis(run, adjacency, losses, True)

@@ -7,14 +7,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from tests.accounting.mechanisms.worst_gradients import bands, shown, sums
 from tests.accounting.varying import vary
 from tfdp.accounting import (
     Strategy,
     claimed,
     describe,
+    gaussian_steps,
     proven,
 )
+from tfdp.accounting.numerics.gaussian import epsilon_of_mu
 from tfdp.accounting.numerics.linear_response import Toeplitz
+from tfdp.accounting.numerics.privacy_loss import curve_of
 from tfdp.accounting.strategies import inverse
 
 DELTA = 1e-5
@@ -94,20 +98,106 @@ def test_every_pattern_is_covered(plan, sampling):
         assert found == pytest.approx(math.sqrt(worst))
 
 
-def test_random_participation_bounds_the_average():
-    """Theorem B, with a simulated distribution of ||C m||."""
-    run = vary(BASE, sampling="poisson", strategy=BANDED, noise_multiplier=6.0)
-    rng = np.random.default_rng(0)
-    m = rng.random((20_000, 20)) < 0.1
-    gram = np.abs(matrix(run).T @ matrix(run))
-    mus = np.sqrt(np.einsum("ns,st,nt->n", m, gram, m)) / 6.0
-    epsilon = proven(run, 1e-3).epsilon
-    keep = mus[mus > 0]
-    profile = stats.norm.cdf(keep / 2 - epsilon / keep) - math.exp(epsilon) * stats.norm.cdf(
-        -keep / 2 - epsilon / keep
+POISSON = vary(BASE, num_examples=10, lot_size=3, steps=2, sampling="poisson", noise_multiplier=2.0)
+EPSILONS = np.array([0.0, 0.1, 0.3, 0.7, 1.2])
+AXIS = np.linspace(-15, 15, 1201)
+
+
+def two_steps(run, against, second):
+    """Returns the profiles of two adaptive steps in both orders, by quadrature.
+
+    Args:
+      against: the other neighbour's gradient over the record's: 0 for zero_out, -1 for replace_one.
+      second: the gradient of the second step, a function of the first release.
+    """
+    z, q, c = run.mechanism.noise_multiplier, run.sampling.probability, matrix(run)
+    first, last = np.meshgrid(AXIS, AXIS, indexing="ij")
+
+    def density(sign):
+        total = np.zeros_like(first)
+        for m, n in itertools.product((0, 1), repeat=2):
+            centre = c[1, 0] * m + c[1, 1] * n * second(first)
+            chance = q ** (m + n) * (1 - q) ** (2 - m - n)
+            total += (
+                chance
+                * stats.norm.pdf(first, sign * m * c[0, 0], z)
+                * stats.norm.pdf(last, sign * centre, z)
+            )
+        return total * (AXIS[1] - AXIS[0]) ** 2
+
+    p, o = density(1.0), density(against)
+    return [
+        np.array([np.maximum(x - math.exp(e) * y, 0).sum() for e in EPSILONS])
+        for x, y in ((p, o), (o, p))
+    ]
+
+
+@pytest.mark.parametrize("length", [1, 2])
+@pytest.mark.parametrize("plan", [PREFIX, (1.0, 0.6), (1.0, -0.5)], ids=str)
+@pytest.mark.parametrize(("adjacency", "against"), [("zero_out", 0.0), ("replace_one", -1.0)])
+def test_no_adaptive_gradient_exceeds_theorem_f(adjacency, against, plan, length):
+    if isinstance(plan, tuple):
+        plan = Strategy(name="banded_toeplitz", coefficients=plan)
+    run = vary(POISSON, strategy=plan)
+    noise = 2.0 / math.sqrt(Toeplitz.of(run).joint_square(1, length))
+    curve = curve_of(gaussian_steps.amplified(run, noise, adjacency, length).losses, 1e-6)
+    bound = np.array([curve(e) for e in EPSILONS])
+    sign = math.copysign(1.0, plan.first(2)[1])
+    constant = np.max(two_steps(run, against, lambda y: sign), axis=0)
+    assert np.all(constant <= bound)
+    assert np.all(constant[:3] >= 0.5 * bound[:3])  # otherwise, even a wrong bound would hold
+    if length == 1:
+        assert np.all(constant[:2] >= 0.9 * bound[:2])
+    for second in (np.sign, lambda y: -np.sign(y), lambda y: -sign, lambda y: np.cos(y)):
+        for found in two_steps(run, against, second):
+            assert np.all(found < constant)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "strategy", "lot", "steps", "noise", "ratio"),
+    [
+        ("si_dpsgd", None, 100, 10, 16.0, 1.4),
+        ("si_dpsgd", None, 10, 40, 16.0, 2.0),
+        ("matrix", Strategy(name="banded_toeplitz", coefficients=(1.0, 0.5)), 20, 100, 2.0, 1.3),
+    ],
+)
+def test_the_worst_gradients_are_near_the_bound(mechanism, strategy, lot, steps, noise, ratio):
+    changes = {} if strategy is None else {"strategy": strategy}
+    run = describe(
+        mechanism, "poisson", num_examples=1000, lot_size=lot, steps=steps, noise_multiplier=noise,
+        **changes,
+    )  # fmt: skip
+    chain = sums(20) if strategy is None else bands(strategy.first(steps))
+    attack = shown(chain, lot / 1000, noise, steps, 1e-2, 40_000)
+    assert attack < proven(run, 1e-2).epsilon < ratio * attack
+
+
+@pytest.mark.parametrize("sampling", ["fixed_size", "with_replacement", "random_allocation"])
+def test_all_random_lots_are_post_processing_of_dpsgd(sampling):
+    """Theorem G: all columns together have the norm 1 + 0.6."""
+    few = Strategy(name="banded_toeplitz", coefficients=(1.0, 0.6))
+    run = vary(BASE, num_examples=1000, steps=1000, sampling=sampling, strategy=few)
+    twin = vary(run, mechanism="dpsgd", noise_multiplier=3.0 / 1.6)
+    assert proven(run, DELTA).epsilon == pytest.approx(proven(twin, DELTA).epsilon)
+    assert any("secret" in sentence for sentence in proven(run, DELTA).assumptions)
+
+
+def test_users_in_groups_that_take_turns_have_group_privacy():
+    """Each record alone is amplified exactly, and all of a user's by Theorem G only."""
+    few = Strategy(name="banded_toeplitz", coefficients=(1.0, 0.9, 0.8, 0.8))
+    run = vary(
+        BASE, num_examples=60000, lot_size=256, steps=3516, sampling="cyclic_poisson", groups=4
     )
-    assert profile.sum() / len(mus) <= 1e-3 * 1.05
-    assert epsilon < proven(vary(run, sampling="unknown"), 1e-3).epsilon
+    of_two = proven(vary(run, strategy=few, max_examples_per_user=2), DELTA)
+    assert of_two.epsilon < 4 * proven(vary(run, strategy=few), DELTA).epsilon
+
+
+@pytest.mark.parametrize("changes", [{"max_examples_per_user": 2}, {"microbatch_size": 2}])
+def test_users_and_microbatches_cost_more(changes):
+    run = vary(BASE, num_examples=1000, sampling="poisson", strategy=BANDED)
+    more = vary(run, **changes)
+    assert proven(run, DELTA).epsilon < proven(more, DELTA).epsilon
+    assert proven(more, DELTA).epsilon < proven(vary(more, sampling="unknown"), DELTA).epsilon
 
 
 @pytest.mark.parametrize(("share", "caught"), [(1.0, False), (2 / 3, True), (1.5, False)])
@@ -160,15 +250,15 @@ def test_amplification_needs_few_bands():
     amplified = proven(run, DELTA)
     assert amplified.mu is None
     for change in ({"groups": 3}, {"strategy": ROOT}):
-        other = proven(vary(run, **change), DELTA)
-        assert other.mu is not None
-        assert other.epsilon > amplified.epsilon
+        other = vary(run, **change)
+        norm = np.linalg.norm(other.mechanism.strategy.first(20))
+        orthogonal = vary(other, mechanism="dpsgd", noise_multiplier=3.0 / float(norm))
+        assert proven(other, DELTA).epsilon > proven(orthogonal, DELTA).epsilon
     of_two = claimed(vary(run, max_examples_per_user=2), DELTA)
     assert of_two.epsilon == amplified.epsilon  # a claim is for one record
-    revealed = vary(run, groups=3)
-    assert proven(revealed, DELTA).mu == pytest.approx(
-        math.sqrt(Toeplitz.of(revealed).cyclic(3)) / 3.0
-    )
+    overlapping = vary(run, groups=3)
+    revealed = math.sqrt(Toeplitz.of(overlapping).cyclic(3)) / 3.0
+    assert proven(overlapping, DELTA).epsilon < epsilon_of_mu(revealed, DELTA)
     certain = vary(run, num_examples=40, groups=4)  # every example is in every turn
     assert proven(certain, DELTA).mu is not None
 

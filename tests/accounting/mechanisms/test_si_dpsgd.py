@@ -2,15 +2,12 @@
 
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.accounting.varying import vary
 from tfdp.accounting import claimed, describe, proven
-from tfdp.accounting.numerics.privacy_loss import RandomGaussianLoss
-from tfdp.accounting.proofs import analyse
 
 DELTA = 1e-5
 MNIST = describe(
@@ -84,11 +81,9 @@ SAMPLINGS = ("cyclic", "shuffle", "poisson", "unknown")
 
 
 def loss_of(run, adjacency="zero_out"):
-    """Returns mu, or the average norm if mu is random; both grow with the privacy loss."""
-    loss = analyse(run, DELTA, adjacency).losses[0]
-    if isinstance(loss, RandomGaussianLoss):
-        return float(np.sqrt(loss.squares) @ loss.probabilities)
-    return loss.mu
+    """Returns mu, or epsilon if draws are random."""
+    guarantee = proven(run, DELTA, adjacency)
+    return guarantee.epsilon if guarantee.mu is None else guarantee.mu
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -101,13 +96,16 @@ def loss_of(run, adjacency="zero_out"):
 def test_properties_of_every_schedule(sampling, rates, beta, nesterov):
     run = small(sampling=sampling, learning_rates=rates, momentum=beta, nesterov=nesterov)
     base = loss_of(run)
-    grid = 1 + 2e-2 if sampling in ("poisson", "with_replacement") else 1 + 1e-9
-    assert loss_of(run, "replace_one") == pytest.approx(2 * base, rel=1e-9)
+    drawn = sampling == "poisson"
+    grid = 1 + 5e-2 if drawn else 1 + 1e-9
+    replaced = loss_of(run, "replace_one")
+    assert replaced > base if drawn else replaced == pytest.approx(2 * base, rel=1e-9)
     assert loss_of(vary(run, momentum=min(beta + 0.05, 0.95))) * grid >= base
     assert loss_of(vary(run, steps=11)) <= base * grid
     scaled = tuple(7.5 * r for r in rates)
     assert loss_of(vary(run, learning_rates=scaled)) == pytest.approx(base, rel=1e-2)
-    assert loss_of(vary(run, noise_multiplier=4.0)) == pytest.approx(base / 2, rel=1e-9)
+    quieter = loss_of(vary(run, noise_multiplier=4.0))
+    assert quieter < base if drawn else quieter == pytest.approx(base / 2, rel=1e-9)
 
 
 @settings(max_examples=30, deadline=None)

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import linalg
 
 from tests.accounting.varying import vary
 from tfdp.accounting import describe
-from tfdp.accounting.numerics.linear_response import Dynamics
+from tfdp.accounting.numerics.linear_response import Dynamics, Toeplitz
 
 
 def make_run(steps, **changes):
@@ -106,6 +107,44 @@ def test_offset_zero_covers_every_shuffle_when_nothing_increases(run, period, se
     bound = dynamics.cyclic(period)
     for pattern in shuffles(steps, period, seed):
         assert np.sum((matrix @ pattern) ** 2) <= bound * (1 + 1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(run=runs(), seed=st.integers(0, 1000), length=st.integers(1, 5), period=st.integers(1, 3))
+def test_draws_in_blocks_move_no_more_than_their_numbers(run, seed, length, period):
+    dynamics = Dynamics.of(run)
+    square = dynamics.joint_square(period, length)
+    if length == period == 1:
+        assert square == pytest.approx(np.linalg.norm(explicit_matrix(run), 2) ** 2)
+    elif not dynamics.non_increasing:
+        assert square == math.inf
+    rates = tuple(sorted(run.schedule("learning_rates"), reverse=True))
+    falling = vary(run, learning_rates=rates, momentum=0.5)
+    column = np.random.default_rng(seed).normal(size=run.steps)
+    for response, bounded in (
+        (explicit_matrix(falling), Dynamics.of(falling)),
+        (linalg.toeplitz(np.abs(column), 0 * column), Toeplitz(np.abs(column), run.steps)),
+    ):
+        check_blocks(response, bounded.joint_square(period, length), period, length, seed)
+
+
+def check_blocks(matrix, square, period, length, seed):
+    """Compares ||W m|| with lambda ||n|| for random draws m and their numbers n in the blocks."""
+    turns = -(-len(matrix) // period)
+    draws = np.random.default_rng(seed).poisson(0.5, size=(50, turns))
+    for offset in range(period):
+        columns = matrix[:, offset::period]
+        for m in draws[:, : columns.shape[1]]:
+            numbers = np.add.reduceat(m, np.arange(0, len(m), length)) if len(m) else m
+            assert np.sum((columns @ m) ** 2) <= square * np.sum(numbers**2) * (1 + 1e-12)
+
+
+def test_many_blocks_of_one_step_are_bounded_by_the_sum_of_a_row():
+    few = Toeplitz(np.array([1.0, 0.5, 0.25]), 3000)
+    assert few.joint_square(1, 1) == pytest.approx(1.75**2)
+    assert few.joint_square(2, 1) == pytest.approx(1.25**2 + 0.5**2)
+    assert few.joint_square(3, 1) == pytest.approx(1 + 0.25 + 0.0625)
+    assert few.joint_square(1, 2) == math.inf
 
 
 def norm(run, period):

@@ -16,6 +16,7 @@ The matrix is never formed; scalar recursions over the steps replace it.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
@@ -34,6 +35,26 @@ class Response(Protocol):
 
     def shuffled(self, period: int) -> float:
         """Bound for a record in one step of every epoch of `period` steps."""
+
+    def joint_square(self, period: int, length: int) -> float:
+        """Largest eigenvalue of the inner products of vectors w_e; infinity if it is not computed.
+
+        Of the steps in which a record can take part, `period` apart, each `length` are a block e.
+        <w_e, w_f> is at least the inner product of any columns of |W| from the blocks e and f.
+        """
+
+
+# Largest number of blocks whose inner products are written out, and of entries of their columns.
+_BLOCKS, _ENTRIES = 512, 4_000_000
+
+
+def largest_root(products: np.ndarray) -> float:
+    """Largest eigenvalue; its rounding, which is relative to the largest one, is added.
+
+    If the matrix has negative eigenvalues, a multiple of the identity is added.
+    """
+    roots = np.linalg.eigvalsh(products)
+    return float(roots[-1] - min(roots[0], 0.0)) * (1 + 1e-10)
 
 
 def largest_square(sampling: Sampling, response: Response) -> float:
@@ -90,28 +111,49 @@ class Dynamics:
             return None
         return float(np.sqrt(self.row_weight[0]) * self.lr[0])
 
-    def squared_response(self, multiplicities: Iterable[np.ndarray]) -> np.ndarray:
-        """||W m||^2, for several patterns m at once: for each step, a number or one per pattern."""
-        momentum = mean = total = np.zeros(())
+    def means(self, multiplicities: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+        """The change of the mean after each step, for several patterns m at once."""
+        momentum = mean = np.zeros(())
         for t, present in enumerate(multiplicities):
             momentum = self.beta[t] * momentum + present
             moved = present + self.beta[t] * momentum if self.nesterov else momentum
             mean = mean + self.lr[t] * moved
-            total = total + self.row_weight[t] * mean * mean
+            yield mean
+
+    def squared_response(self, multiplicities: Iterable[np.ndarray]) -> np.ndarray:
+        """||W m||^2, for several patterns m at once: for each step, a number or one per pattern."""
+        total = np.zeros(())
+        for weight, mean in zip(self.row_weight, self.means(multiplicities), strict=False):
+            total = total + weight * mean * mean
         return total
 
     def cyclic(self, period: int) -> float:
         offsets = 1 if self.non_increasing else min(period, len(self.lr))
+        return float(np.max(self.squared_response(self._patterns(offsets, period))))
 
-        def patterns() -> Iterator[np.ndarray]:
-            present = np.zeros(offsets)
-            for t in range(len(self.lr)):
-                mine = slice(t % period, t % period + 1)  # empty beyond the last offset
-                present[mine] = 1.0
-                yield present
-                present[mine] = 0.0
+    def _patterns(self, number: int, period: int) -> Iterator[np.ndarray]:
+        """Patterns of which number n has the steps n, n + `period`, ...; the array is reused."""
+        present = np.zeros(number)
+        for t in range(len(self.lr)):
+            mine = slice(t % period, t % period + 1)  # empty beyond the last pattern
+            present[mine] = 1.0
+            yield present
+            present[mine] = 0.0
 
-        return float(np.max(self.squared_response(patterns())))
+    def joint_square(self, period: int, length: int) -> float:
+        """If an earlier column is at least a later one, w_e is the first column of its block."""
+        steps = len(self.lr)
+        starts = np.arange(0, steps, period * length)
+        scale = self.prefix_sum_scale()
+        if len(starts) > _BLOCKS or not (self.non_increasing or length * period == 1):
+            return math.inf
+        if scale is not None:
+            return largest_root(scale * scale * (steps - np.maximum.outer(starts, starts)))
+        if len(starts) * steps > _ENTRIES:
+            return math.inf
+        ones = (1.0 * (starts == t) for t in range(steps))
+        columns = np.sqrt(self.row_weight)[:, None] * np.array(list(self.means(ones)))
+        return largest_root(columns.T @ columns)
 
     def shuffled(self, period: int) -> float:
         """With U_e[t] = max of W[t, s] over the steps s <= t of epoch e, W m <= sum_e U_e row by row,
@@ -193,9 +235,7 @@ class Toeplitz:
         least (e' - e - 1) b + 1 apart. The inner product of two columns of a non-increasing sequence
         falls both with the later step and with the distance of the steps.
         """
-        c = np.zeros(self.steps)
-        # The smallest sequence above |c| that does not increase.
-        c[: len(self.first)] = np.maximum.accumulate(self.first[::-1])[::-1]
+        c = self._falling()
         rows, total = -(-self.steps // period), 0.0
         for gap in range(rows):  # e' - e
             lag = 0 if gap == 0 else (gap - 1) * period + 1
@@ -206,6 +246,35 @@ class Toeplitz:
             twice = 1.0 if gap == 0 else 2.0
             total += twice * products[np.minimum(left, len(products) - 1)].sum()
         return float(total)
+
+    def _falling(self) -> np.ndarray:
+        """The smallest sequence above |c| that does not increase."""
+        c = np.zeros(self.steps)
+        c[: len(self.first)] = np.maximum.accumulate(self.first[::-1])[::-1]
+        return c
+
+    def joint_square(self, period: int, length: int) -> float:
+        """As in `shuffled`, columns of a sequence that does not increase give the inner products."""
+        starts = np.arange(0, self.steps, period * length)
+        if length == 1 and len(starts) > _BLOCKS:  # the largest sum of a row is a bound
+            rows = -(-len(self.first) // period)
+            padded = np.zeros(rows * period)
+            padded[: len(self.first)] = self.first
+            return float(np.sum(padded.reshape(rows, period).sum(axis=0) ** 2))
+        if len(starts) > _BLOCKS:
+            return math.inf
+        c = self._falling()
+        if length == 1:
+            c[: len(self.first)] = self.first
+        products = np.zeros((len(starts), len(starts)))
+        for k in range(len(starts)):
+            lag = 0 if k == 0 else ((k - 1) * length + 1) * period  # the least one
+            if lag >= len(self.first):
+                break
+            sums = np.cumsum(c[: self.steps - lag] * c[lag:])
+            at = np.arange(len(starts) - k)
+            products[at, at + k] = products[at + k, at] = sums[self.steps - starts[k:] - 1]
+        return largest_root(products)
 
     def column_norms(self) -> np.ndarray:
         squares = np.zeros(self.steps)
