@@ -36,13 +36,6 @@ class Response(Protocol):
     def shuffled(self, period: int) -> float:
         """Bound for a record in one step of every epoch of `period` steps."""
 
-    def joint_square(self, period: int, length: int) -> float:
-        """Largest eigenvalue of the inner products of vectors w_e; infinity if it is not computed.
-
-        Of the steps in which a record can take part, `period` apart, each `length` are a block e.
-        <w_e, w_f> is at least the inner product of any columns of |W| from the blocks e and f.
-        """
-
 
 # Largest number of blocks whose inner products are written out, and of entries of their columns.
 _BLOCKS, _ENTRIES = 512, 4_000_000
@@ -141,7 +134,12 @@ class Dynamics:
             present[mine] = 0.0
 
     def joint_square(self, period: int, length: int) -> float:
-        """If an earlier column is at least a later one, w_e is the first column of its block."""
+        """Largest eigenvalue of the inner products of vectors w_e; infinity if it is not computed.
+
+        Of the steps in which a record can take part, `period` apart, each `length` are a block e.
+        <w_e, w_f> is at least the inner product of any columns of |W| from the blocks e and f. If an
+        earlier column is at least a later one, w_e is the first column of its block.
+        """
         steps = len(self.lr)
         starts = np.arange(0, steps, period * length)
         scale = self.prefix_sum_scale()
@@ -254,7 +252,7 @@ class Toeplitz:
         return c
 
     def joint_square(self, period: int, length: int) -> float:
-        """As in `shuffled`, columns of a sequence that does not increase give the inner products."""
+        """As `Dynamics.joint_square`; a sequence that does not increase gives the inner products."""
         starts = np.arange(0, self.steps, period * length)
         if length == 1 and len(starts) > _BLOCKS:  # the largest sum of a row is a bound
             rows = -(-len(self.first) // period)
