@@ -158,7 +158,7 @@ def test_the_report(tmp_path, monkeypatch):
     assert "| mlp | 64 | 1.5 | Opacus, ghost clipping | 4.5 |  | 3 |" in text
     assert "not supported: no rule" in text
     assert "The speed of the machine was not recorded" in text[: text.index("Written by hand")]
-    assert "**Written by hand.**\n\n**Invented numbers, for a test.**" in text
+    assert "Written by hand.\n\n**Invented numbers, for a test.**" in text
 
 
 class TestCommand:

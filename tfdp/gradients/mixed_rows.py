@@ -233,7 +233,7 @@ def _judge_loss(model, names, loss, lots):
         "for each row, computed from its own row, such as keras.ops.mean(keras.ops.square(y - "
         "y_pred), axis=-1). Replace means, deviations and class weights of a batch by public "
         "constants. Pass `axis` to Dice and Tversky, such as axis=(1, 2, 3) for images. Instead "
-        "of Cox's likelihood, train hazards of time intervals (docs/unsupported.md has the code)."
+        "of Cox's likelihood, train hazards of time intervals (docs/own_code.md has the code)."
     )
 
 

@@ -17,8 +17,8 @@ from tfdp.accounting import (
     proven,
 )
 from tfdp.accounting.numerics.gaussian import epsilon_of_mu
-from tfdp.accounting.numerics.linear_response import Toeplitz
-from tfdp.accounting.numerics.privacy_loss import curve_of
+from tfdp.accounting.numerics.linear_response import Dynamics, Toeplitz
+from tfdp.accounting.numerics.privacy_loss import curve_of, epsilon_of
 from tfdp.accounting.strategies import inverse
 
 DELTA = 1e-5
@@ -170,6 +170,19 @@ def test_the_worst_gradients_are_near_the_bound(mechanism, strategy, lot, steps,
     chain = sums(20) if strategy is None else bands(strategy.first(steps))
     attack = shown(chain, lot / 1000, noise, steps, 1e-2, 40_000)
     assert attack < proven(run, 1e-2).epsilon < ratio * attack
+
+
+def test_the_best_length_of_blocks_is_stated():
+    run = describe(
+        "si_dpsgd", "poisson", num_examples=1000, lot_size=50, steps=40, noise_multiplier=16.0
+    )
+    found = {}
+    for length in (1, 4, 16, 40):
+        square = Dynamics.of(vary(run, noise_multiplier=1.0)).joint_square(1, length)
+        amplified = gaussian_steps.amplified(run, 16.0 / math.sqrt(square), "zero_out", length)
+        found[length] = epsilon_of(amplified.losses, DELTA).epsilon
+    assert min(found, key=found.get) == 4
+    assert proven(run, DELTA).epsilon == pytest.approx(found[4])
 
 
 @pytest.mark.parametrize("sampling", ["fixed_size", "with_replacement", "random_allocation"])
