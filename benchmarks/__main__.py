@@ -103,7 +103,7 @@ def main(arguments=None) -> int:
     flags = made.parse_args(arguments)
     if flags.device == "gpu":
         made.set_defaults(models=",".join(gpu.MODELS), lots=",".join(map(str, gpu.LOTS)))
-        made.set_defaults(steps=30, warmup=5)  # a GPU is quiet, and lent for minutes
+        made.set_defaults(steps=30, warmup=5)  # a sitting has minutes, and a GPU is quiet
         flags = made.parse_args(arguments)
     absl_flags.FLAGS.mark_as_parsed()  # absl.logging reads absl's flags; argparse parses ours
     logging.set_verbosity(logging.INFO)

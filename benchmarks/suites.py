@@ -135,10 +135,10 @@ def _vocabulary_lines(records: list[dict]) -> list[str]:
     lines = [
         "## Vocabularies",
         "",
-        f"{_LSTM}, lots of {_LOT}, embeddings of {_WIDTH} numbers a token. *Embedding*: what it takes "
-        "once. *Growth*: peak over that of the smallest vocabulary, in embeddings. Noise is added to "
-        "every row of an embedding, used or not, because the rows without noise would tell which "
-        "tokens a lot has.",
+        f"{_LSTM}, lots of {_LOT}, embeddings of {_WIDTH} numbers a token. *Embedding*: its "
+        "memory. *Growth*: how much more memory than with the smallest vocabulary, in embeddings. "
+        "Noise is added to every row of an embedding, used or not, because the rows without noise "
+        "would tell which tokens a lot has.",
         "",
         "| | vocabulary | step, ms | first step, s | peak, MiB | embedding, MiB | growth |",
         "| --- | ---: | --- | ---: | ---: | ---: | ---: |",

@@ -19,20 +19,19 @@ Theorems F and G count the sample as secret. The smallest epsilon is stated.
 Theorem F (coin flips). Let each `length` steps in which a record can take part be a block, and let a
 matrix K bound the inner products of columns of |W| from any two blocks (`joint_square`), with the
 largest eigenvalue lambda^2. The releases are no easier to tell apart than those of DP-SGD with noise
-z / lambda and one lot for each block, into which a record comes by `length` coin flips, as often as
-they say.
+z / lambda and one lot for each block, which has a record as often as `length` coin flips show heads.
 
 Proof. 1. The lemma of `pairs` over time. Let p_i be the chance of the draws i, a_t^i and b_t^i the
-shifts of release t under D and D' (functions of earlier releases), and h_t^i = (|W| m^i)_t. For
-replace_one, |a_t^i| and |b_t^i| are at most h_t^i; for zero_out, b is 0. After t releases, let v_i and
-w_i be p_i times the density under D and D' of releases with the draws i, over that of the noise. If all
-later shifts are h_t^i and -h_t^i (or 0) on a line, then H_alpha is V_t(v, w), V_T = max(sum v - alpha
-sum w, 0). Release t multiplies v_i and w_i by exp(<shift, x> - |shift|^2 / 2) with Gaussian x. Factors
-are positive, so all V_t inherit from V_T that second derivatives are at least 0 within v and within w,
-and at most 0 for one of each. By the lemma's integration by parts, E V_t increases with the inner
-products of two a_t or two b_t, and falls with those of an a_t and a b_t. These are at most h_t^i h_t^j,
-and at least -h_t^i h_t^j (or 0). So no choice of shift t exceeds V_(t-1), and backwards over t none of
-all shifts exceeds V_0.
+shifts of release t under D and D' (functions of earlier releases, given the draws of all others), and
+h_t^i = (|W| m^i)_t. For replace_one, |a_t^i| and |b_t^i| are at most h_t^i; for zero_out, b is 0. After
+t releases, let v_i and w_i be p_i times their likelihood ratio: with the draws i, under D and D', over
+noise alone. If all later shifts are h_t^i and -h_t^i (or 0) on a line, then H_alpha is V_t(v, w), with
+V_T = max(sum v - alpha sum w, 0). Release t multiplies v_i and w_i by exp(<shift, x> - |shift|^2 / 2)
+with Gaussian x. Factors are positive, so all V_t inherit from V_T that second derivatives are at least
+0 within v and within w, and at most 0 for one of each. By the lemma's integration by parts, E V_t
+increases with the inner products of two a_t or two b_t, and falls with those of an a_t and a b_t. These
+are at most h_t^i h_t^j, and at least -h_t^i h_t^j (or 0). So no choice of shift t exceeds V_(t-1), and
+backwards over t none of all shifts exceeds V_0.
 2. V_0 is for the mixtures of N(|W| m^i) and N(-|W| m^i) (or N(0)). It is attained if W >= 0, by one
 gradient in all steps. Its centres have the inner products <|W| m^i, |W| m^j>, at most the sum over
 blocks of n_e^i n_f^j K_ef with n^i the numbers of draws in the blocks. By the same lemma, centres with
@@ -113,7 +112,7 @@ def prove_matrix(run: Run, delta: float, adjacency: str) -> Analysis:
         and alone
         and sampling.probability < 1
     ):
-        # Theorem F for blocks of one step, whose columns are orthogonal: nothing is smaller.
+        # Theorem F for blocks of one step, whose columns are orthogonal, so the bound is exact.
         return gaussian_steps.amplified(run, noise / float(np.linalg.norm(column)), adjacency)
     return _linear(run, Toeplitz.of, delta, adjacency)
 

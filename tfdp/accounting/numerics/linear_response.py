@@ -42,9 +42,9 @@ _BLOCKS, _ENTRIES = 512, 4_000_000
 
 
 def largest_root(products: np.ndarray) -> float:
-    """Largest eigenvalue; its rounding, which is relative to the largest one, is added.
+    """The largest eigenvalue, with room for rounding.
 
-    If the matrix has negative eigenvalues, a multiple of the identity is added.
+    If the matrix has negative eigenvalues, a multiple of the identity is added first.
     """
     roots = np.linalg.eigvalsh(products)
     return float(roots[-1] - min(roots[0], 0.0)) * (1 + 1e-10)
