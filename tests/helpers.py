@@ -16,7 +16,7 @@ from tensorflow.python.framework.test_util import IsMklEnabled
 import tfdp
 from tfdp._compat import float32_products
 from tfdp.gradients import norms
-from tfdp.noise import gaussian
+from tfdp.noise import philox
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 # On a CPU, TensorFlow computes gradients of grouped and of dilated convolutions, and convolutions with
@@ -29,7 +29,7 @@ needs_every_convolution = pytest.mark.skipif(
 
 def take_gpu_paths(monkeypatch):
     """From now on, what computes otherwise on a GPU does so here."""
-    for module in (float32_products, gaussian, norms):
+    for module in (float32_products, norms, philox):
         monkeypatch.setattr(module, "on_gpu", lambda: True)
 
 

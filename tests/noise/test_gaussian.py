@@ -9,8 +9,8 @@ import tensorflow as tf
 from tests.helpers import take_gpu_paths
 from tests.noise.assertions import assert_normal, assert_unrelated
 from tests.rounding import FUNCTION, assert_close
-from tfdp.noise import NoiseSource
-from tfdp.noise.gaussian import uniforms_from_words
+from tfdp.noise import NoiseSource, philox
+from tfdp.noise.philox import uniforms_from_words
 
 SHAPES = [(40, 50), (3000,), (1,)]
 
@@ -65,21 +65,28 @@ def test_a_draw_is_a_function_of_key_and_number():
 def test_large_draws_have_the_tails_of_a_gaussian_and_repeat_nothing():
     (values,) = NoiseSource(seed=3).gaussians(0, 1.0, [(16 << 18,)])
     values = values.numpy()
-    # They are made in 16 pieces, each of two halves that share their radii.
-    assert_unrelated(*values.reshape(32, -1))
+    # Two neighbours share a radius, and four a block of words.
+    assert_unrelated(*values.reshape(-1, 32).T)
+    assert_unrelated(*values.reshape(-1, 32).T ** 2)
     for beyond in (3.0, 4.0, 4.75):
         for side in (values > beyond, values < -beyond):
             expected = scipy.stats.norm.sf(beyond) * len(values)
             assert abs(side.sum() - expected) < 5 * np.sqrt(expected)
 
 
-@pytest.mark.parametrize("size", [700, 3 << 18])
-def test_a_gpu_draws_the_same_numbers_at_once(monkeypatch, size):
-    source = NoiseSource(seed=3)
-    (in_pieces,) = source.gaussians(0, 1.0, [(size,)])
+@pytest.mark.parametrize("small", [0, 1 << 31])
+def test_a_gpu_draws_the_same_numbers_without_a_loop(monkeypatch, small):
+    """As XLA does in a loop; also where every second word is small, so that further ones count."""
+    monkeypatch.setattr(philox, "_SMALL", small or philox._SMALL)
+    philox._compiled.cache_clear()  # and below: loops with the other limit are of no use
+    source, size = NoiseSource(seed=3), philox._COMPILED + 5
+    (in_a_loop,) = source.gaussians(3, 1.0, [(size,)])
+    compiled = tf.function(lambda: source.gaussians(3, 1.0, [(size,)])[0], jit_compile=True)()
+    assert_close(compiled, in_a_loop, 4 * FUNCTION)
     take_gpu_paths(monkeypatch)
-    (at_once,) = source.gaussians(0, 1.0, [(size,)])
-    assert_close(at_once, in_pieces, 4 * FUNCTION)
+    (at_once,) = source.gaussians(3, 1.0, [(size,)])
+    assert_close(at_once, in_a_loop, 4 * FUNCTION)
+    philox._compiled.cache_clear()
 
 
 def test_rare_numbers_have_the_tails_of_a_gaussian():
