@@ -31,6 +31,7 @@ def take_gpu_paths(monkeypatch):
     """From now on, what computes otherwise on a GPU does so here."""
     for module in (float32_products, norms, philox):
         monkeypatch.setattr(module, "on_gpu", lambda: True)
+    monkeypatch.setattr(philox, "on_plain_cpu", lambda: False)
 
 
 class Rows:
