@@ -380,7 +380,7 @@ def row_multiple_for(lot_size: int) -> int:
         >>> tfdp.data.row_multiple_for(256)
         16
     """
-    return max(_ROUNDING, round_up(whole("lot_size", lot_size, 1) // 16, _ROUNDING))
+    return max(1, whole("lot_size", lot_size, 1) // 16)
 
 
 def round_up(value: int, multiple: int) -> int:
