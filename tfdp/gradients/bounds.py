@@ -33,6 +33,8 @@ class L2Clip:
     l2_norm_clip: float
     # For each variable the number of its layer; empty where all are clipped as one.
     layers: tuple[int, ...] = dataclasses.field(default=(), init=False)
+    # Bounded gradients are multiplied by this number in the sum, which leaves room for its rounding.
+    room: float = dataclasses.field(default=1.0, kw_only=True)
 
     @property
     def clip_groups(self) -> int:

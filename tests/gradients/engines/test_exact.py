@@ -132,7 +132,7 @@ def test_all_or_no_examples_are_clipped(engine, clip):
     assert_close(got["sum"], expected, terms_of(model, 5))
 
 
-XLA_ROOM = 2**9  # 2^-15 in units of 2^-24, see `lot._with_room_for_rounding`
+XLA_ROOM = 2**9  # 2^-15 in units of 2^-24, see `lot._room_for_rounding`
 
 
 def test_xla_gives_the_same():

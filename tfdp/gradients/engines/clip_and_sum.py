@@ -180,7 +180,7 @@ def _sums(parts, variables, bound, square_norms, present, averaged):
         return sums, norms, tf.cast(shortened & present, tf.float32)
     scales = bound.scales(square_norms)
     scales = tf.where(present[:, tf.newaxis], scales, 0.0)
-    weights = scales / averaged if averaged > 1 else scales
+    weights = scales * (bound.room / averaged)
     weights = tf.unstack(weights, num=max(bound.layers, default=0) + 1, axis=1)
     sums = {}
     for part in parts:
@@ -196,7 +196,7 @@ def _sums_of_whole(parts, variables, bound, norms, present, averaged):
     Returns:
         (sums; bool [rows]: whether the bound shortened the gradient).
     """
-    present = tf.cast(present, tf.float32)
+    present = tf.cast(present, tf.float32) * bound.room
     sizes = [v.shape.num_elements() for v in variables]
     known = {place: part.gradient for part in parts for place in part.places}
     gradients = [known.get(place) for place in range(len(variables))]
