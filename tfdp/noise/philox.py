@@ -38,8 +38,6 @@ def words(key: tf.Tensor, high: tf.Tensor, shape: list[int], dtype: tf.DType) ->
 def normals(key: tf.Tensor, high: tf.Tensor, count: int, stddev: float | tf.Tensor) -> tf.Tensor:
     """Independent N(0, stddev^2) float32 numbers, equal on all devices except for rounding.
 
-    Inside XLA, which draws other words, they are other numbers.
-
     This is the method of Box and Muller: the two words of each pair are the radius and the angle of
     two numbers. TensorFlow's `StatelessRandomNormalV2` works number by number and is slower.
 
@@ -77,7 +75,7 @@ def _radius(uniform, stddev):
 
 
 def _operation(key, block, high, shape, dtype):
-    """As `words`, from another block on; XLA replaces TensorFlow's operation by other numbers."""
+    """As `words`, from another block on."""
     return tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=tf.constant(shape, tf.int32),
         key=tf.bitcast(tf.reshape(key, [1]), tf.uint64),
@@ -108,9 +106,9 @@ def _by_operations(key, high, blocks, stddev):
     length = _radius(uniform, stddev)
     angle = tf.cast(tf.bitcast(angle, tf.int32), tf.float32) * (math.pi * 2.0**-31)
     pair = length * tf.cos(angle), length * tf.sin(angle)
-    if inside_xla():
-        return tf.concat(pair, axis=0)
-    return tf.reshape(tf.bitcast(tf.complex(*pair), tf.float32), [-1])  # faster than `stack`
+    # `stack` takes longer, but XLA cannot bitcast complex numbers.
+    pairs = tf.stack(pair, axis=1) if inside_xla() else tf.bitcast(tf.complex(*pair), tf.float32)
+    return tf.reshape(pairs, [-1])
 
 
 @functools.lru_cache(maxsize=8)
