@@ -73,7 +73,12 @@ from tfdp.accounting.analysis import Analysis
 from tfdp.accounting.mechanisms import Matrix, NoisyMechanism
 from tfdp.accounting.numerics.linear_response import Dynamics, Toeplitz, largest_square
 from tfdp.accounting.numerics.participation import Law, draws, prefix_sum_law, triangle_law
-from tfdp.accounting.numerics.privacy_loss import GaussianLoss, Loss, RandomGaussianLoss
+from tfdp.accounting.numerics.privacy_loss import (
+    GaussianLoss,
+    Loss,
+    RandomGaussianLoss,
+    epsilon_of,
+)
 from tfdp.accounting.numerics.subsampled import SubsampledLoss
 from tfdp.accounting.run import Run
 
@@ -135,7 +140,20 @@ def _linear(run: Run, response: ResponseOf, delta: float, adjacency: str) -> Ana
         loss = RandomGaussianLoss(squares, probabilities, overflow)
     revealed = Analysis((loss,), details={"sensitivity": sensitivity})
     secret = _secret(run, at_1, noise, response, delta, adjacency)
-    return gaussian_steps.smallest([revealed, *map(_not_attained, secret)], delta)
+    return gaussian_steps.smallest(
+        [revealed, *map(_not_attained, _until_it_rises(secret, delta))], delta
+    )
+
+
+def _until_it_rises(bounds: Iterator[Analysis], delta: float) -> Iterator[Analysis]:
+    """Bounds for longer and longer blocks, until one is more than twice the one before."""
+    last = math.inf
+    for bound in bounds:
+        yield bound
+        epsilon = epsilon_of(bound.losses, delta).epsilon
+        if epsilon > 2 * last:
+            return
+        last = epsilon
 
 
 def _not_attained(bound: Analysis) -> Analysis:
