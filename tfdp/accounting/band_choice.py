@@ -3,7 +3,9 @@
 With few bands, sampling amplifies more; with many bands, the noise of different steps cancels more.
 With cyclic Poisson lots and as many groups as bands, the noise on the prefix sums of the gradients
 (to which the weights are exposed) is the noise multiplier that a budget needs times the error of the
-strategy. One band is DP-SGD with Poisson lots, so the best choice is never worse than that.
+strategy. One band is DP-SGD with Poisson lots, so the best choice is never worse than that. Several
+bands with fewer groups, such as plain Poisson lots, are not compared: they never had the least noise
+(docs/decisions/tightness.md).
 """
 
 import dataclasses
