@@ -141,11 +141,7 @@ def _by_group_privacy(
         analyse(run, tails, kind, True) for run, (kind, _) in zip(runs, chains, strict=True)
     ]
     losses = _losses(analyses)
-    # With theorems of the same kinds, the one about all changes at once is at least as tight, unless
-    # records displace others.
-    tight = all(getattr(loss, "tight", True) for loss in found.losses)
-    alike = [*map(_kind, losses)] == [*map(_kind, found.losses)]
-    if any(a.reason for a in analyses) or (alike and tight):
+    if any(a.reason for a in analyses):
         return found
     spent = group_privacy.epsilon_of(losses, found.delta, changes, below=found.epsilon)
     if spent is None:
@@ -153,11 +149,6 @@ def _by_group_privacy(
     spent.details["change"] = " or ".join(_unique(kind for kind, _ in chains))
     fields = {"delta": found.delta, "adjacency": found.adjacency, "changes": changes}
     return _guarantee(runs, analyses, spent, **fields)
-
-
-def _kind(loss: privacy_loss.Loss) -> tuple:
-    """The kind of theorem that a loss follows from."""
-    return type(loss), any(part.shifts for part in getattr(loss, "components", ()))
 
 
 def directly_proven(runs: Sequence[Run], delta: float, adjacency: str) -> Guarantee:

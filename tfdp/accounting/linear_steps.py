@@ -61,7 +61,6 @@ groups * L/N and multiplier z / ||c|| (Choquette-Choo et al. 2023, amplified ban
 factorization). One band is DP-SGD.
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator
@@ -79,7 +78,6 @@ from tfdp.accounting.numerics.privacy_loss import (
     RandomGaussianLoss,
     epsilon_of,
 )
-from tfdp.accounting.numerics.subsampled import SubsampledLoss
 from tfdp.accounting.run import Run
 
 # Makes the response W of a run.
@@ -140,9 +138,7 @@ def _linear(run: Run, response: ResponseOf, delta: float, adjacency: str) -> Ana
         loss = RandomGaussianLoss(squares, probabilities, overflow)
     revealed = Analysis((loss,), details={"sensitivity": sensitivity})
     secret = _secret(run, at_1, noise, response, delta, adjacency)
-    return gaussian_steps.smallest(
-        [revealed, *map(_not_attained, _until_it_rises(secret, delta))], delta
-    )
+    return gaussian_steps.smallest([revealed, *_until_it_rises(secret, delta)], delta)
 
 
 def _until_it_rises(bounds: Iterator[Analysis], delta: float) -> Iterator[Analysis]:
@@ -154,15 +150,6 @@ def _until_it_rises(bounds: Iterator[Analysis], delta: float) -> Iterator[Analys
         if epsilon > 2 * last:
             return
         last = epsilon
-
-
-def _not_attained(bound: Analysis) -> Analysis:
-    """The bound for comparisons with group privacy, which may be smaller."""
-    losses = tuple(
-        dataclasses.replace(loss, attained=False) if isinstance(loss, SubsampledLoss) else loss
-        for loss in bound.losses
-    )
-    return dataclasses.replace(bound, losses=losses)
 
 
 def _secret(
