@@ -189,32 +189,17 @@ def mean_square(part: Component) -> float:
     Under the distribution with it, outcomes that hardly ever occur would dominate the mean.
     """
     if part.pair.endswith("allocation"):
-        return _variance_of_an_epoch(part)
+        square = min(part.multiplier**-2, 50.0)
+        chi_square = math.expm1(square)
+        if part.pair == "replaced_allocation":
+            chi_square = 2 * (chi_square - math.expm1(-square))
+        return part.probability * chi_square
     part = part.like_gaussian
     x = np.linspace(-8.0, 8.0, 161)
     density = np.exp(-(x**2) / 2)
     with_, _ = orders(dataclasses.replace(part, pair="add"))[0]
     losses = np.clip(with_.log_over_standard(x), -700.0, 700.0)
     return float(density @ losses**2 / density.sum())
-
-
-def _variance_of_an_epoch(part: Component) -> float:
-    square = min(part.multiplier**-2, 50.0)
-    if part.pair == "allocation":
-        return part.probability * math.expm1(square)
-    return 2 * part.probability * (math.expm1(square) - math.expm1(-square))
-
-
-def variance(part: Component, noise: float) -> float:
-    """Approximate variance of one round's density ratio, with all noise multiplied by `noise`."""
-    part = dataclasses.replace(part, multiplier=part.multiplier * noise).like_gaussian
-    if part.pair.endswith("allocation"):
-        return _variance_of_an_epoch(part)
-    p, q = orders(part)[0]
-    weights = np.concatenate([p.weights, -q.weights])
-    centres = np.concatenate([p.centres, q.centres])
-    centres *= min(4.0 / np.abs(centres).max(), 1.0)  # avoids overflow
-    return float(weights @ np.expm1(np.outer(centres, centres)) @ weights)
 
 
 def positive_losses(part: Component, fineness: float) -> tuple[Losses, Losses]:

@@ -21,10 +21,9 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import optimize
 
 from tfdp.accounting.numerics import attacks, gaussian
-from tfdp.accounting.numerics.pairs import Component, variance
+from tfdp.accounting.numerics.pairs import Component
 from tfdp.accounting.numerics.subsampled import SubsampledLoss, composed, renyi_divergences
 
 # Largest number of different values of a random mu that is composed with amplified steps.
@@ -119,35 +118,6 @@ def curve_of(losses: Sequence[Loss], delta: float) -> attacks.Curve:
     some = squares > 0
     roots, chances = np.sqrt(squares[some]), probabilities[some]
     return lambda at: overflow + float(chances @ np.exp(gaussian.log_delta(at, roots)))
-
-
-def typical_noise(losses: Sequence[Loss], mu: float) -> float:
-    """Noise factor at which losses are about as private as a mu-GDP mechanism; 1 without losses.
-
-    By the central limit theorem for privacy losses (Bu, Dong, Long, Su 2020), mu^2 is about the sum of
-    the variances. A starting point for searches, not a bound.
-    """
-
-    def excess(log_noise: float) -> float:
-        variance = sum(_variance(loss, math.exp(log_noise)) for loss in losses)
-        return math.log(max(variance, 1e-300) / (mu * mu))
-
-    low, high = math.log(1e-9), math.log(1e12)
-    if not excess(low) > 0 > excess(high):
-        return 1.0
-    return math.exp(optimize.brentq(excess, low, high, xtol=1e-4))
-
-
-def _variance(loss: Loss, noise: float) -> float:
-    """Approximate variance of the density ratio, with all noise multiplied by `noise`."""
-    if isinstance(loss, GaussianLoss):
-        return (loss.mu / noise) ** 2
-    if isinstance(loss, RandomGaussianLoss):
-        squares, probabilities, _ = loss.finite
-        return float(squares @ probabilities) / noise**2
-    if isinstance(loss, RenyiLoss):
-        return loss.steps * math.expm1(min(loss.divergences[ORDERS.index(2)], 50.0)) / noise**2
-    return loss.steps * sum(part.weight * variance(part, noise) for part in loss.components)
 
 
 def rdp_to_epsilon(rdp: ArrayLike, delta: float, orders: ArrayLike = ORDERS) -> tuple[float, float]:
