@@ -18,24 +18,11 @@ The matrix is never formed; scalar recursions over the steps replace it.
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator
-from typing import Protocol
 
 import numpy as np
 
 from tfdp.accounting.mechanisms import SIDPSGD, Matrix
 from tfdp.accounting.run import Run
-from tfdp.accounting.sampling import Sampling
-
-
-class Response(Protocol):
-    """The matrix W: bounds on ||W m||^2 over all steps, for the patterns m that a sampling allows."""
-
-    def cyclic(self, period: int) -> float:
-        """||W m||^2 of the worst record that is in every `period`-th step."""
-
-    def shuffled(self, period: int) -> float:
-        """Bound for a record in one step of every epoch of `period` steps."""
-
 
 # Largest number of blocks whose inner products are written out, and of entries of their columns.
 _BLOCKS, _ENTRIES = 512, 4_000_000
@@ -50,15 +37,9 @@ def largest_root(products: np.ndarray) -> float:
     return float(roots[-1] - min(roots[0], 0.0)) * (1 + 1e-10)
 
 
-def largest_square(sampling: Sampling, response: Response) -> float:
-    """Largest ||W m||^2 over records and draws."""
-    periodic = sampling.fixed_order or not sampling.whole_epochs
-    return (response.cyclic if periodic else response.shuffled)(sampling.round_length)
-
-
 @dataclasses.dataclass(frozen=True)
 class Dynamics:
-    """Per-step coefficients of the recursion, as arrays of length T; the `Response` of SI-DPSGD.
+    """Per-step coefficients of the recursion, as arrays of length T: the matrix W of SI-DPSGD.
 
     Attributes:
       lr: Learning rates lr_t of the means.
@@ -121,6 +102,7 @@ class Dynamics:
         return total
 
     def cyclic(self, period: int) -> float:
+        """||W m||^2 of the worst record that is in every `period`-th step."""
         offsets = 1 if self.non_increasing else min(period, len(self.lr))
         return float(np.max(self.squared_response(self._patterns(offsets, period))))
 
@@ -154,7 +136,9 @@ class Dynamics:
         return largest_root(columns.T @ columns)
 
     def shuffled(self, period: int) -> float:
-        """With U_e[t] = max of W[t, s] over the steps s <= t of epoch e, W m <= sum_e U_e row by row,
+        """Bound on ||W m||^2 for a record in one step of every epoch of `period` steps.
+
+        With U_e[t] = max of W[t, s] over the steps s <= t of epoch e, W m <= sum_e U_e row by row,
         whatever the permutations are. `full_columns` bounds the entries of a column in all rows.
         """
         if self.non_increasing:  # the earliest participation is the worst in every epoch
@@ -203,7 +187,7 @@ class Dynamics:
 
 @dataclasses.dataclass(frozen=True)
 class Toeplitz:
-    """A lower-triangular Toeplitz matrix, the response of a `Matrix` mechanism.
+    """A lower-triangular Toeplitz matrix, the W of a `Matrix` mechanism.
 
     `first` has the magnitudes of the first column from the diagonal downwards, then zeros.
     """

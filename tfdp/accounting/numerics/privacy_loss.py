@@ -91,13 +91,10 @@ def epsilon_of(losses: Sequence[Loss], delta: float) -> Spent:
     if steps:
         spent = _spent_by_steps(steps, delta)
         return dataclasses.replace(spent, details=dict(spent.details))
-    if not random:
-        return Spent(
-            gaussian.epsilon_of_mu(mu, delta), mu, {"conversion": "exact Gaussian profile"}
-        )
-    squares, probabilities, overflow = _add_random(random, mu * mu)
-    epsilon = gaussian.epsilon_of_mixture(squares, probabilities, overflow, delta)
-    return Spent(epsilon, None, {"conversion": "average of Gaussian profiles"})
+    epsilon = gaussian.epsilon_of_mixture(*_add_random(random, mu * mu), delta)
+    if random:
+        return Spent(epsilon, None, {"conversion": "average of Gaussian profiles"})
+    return Spent(epsilon, mu, {"conversion": "exact Gaussian profile"})
 
 
 def curve_of(losses: Sequence[Loss], delta: float) -> attacks.Curve:
@@ -112,9 +109,7 @@ def curve_of(losses: Sequence[Loss], delta: float) -> attacks.Curve:
             return lambda at: min(min(each.delta(at) for each in found) + overflow, 1.0)
         divergences, left_out = _renyi(steps)
         return lambda at: min(_renyi_delta(divergences, at) + left_out, 1.0)
-    squares, probabilities, overflow = np.array([mu * mu]), np.array([1.0]), 0.0
-    if random:
-        squares, probabilities, overflow = _add_random(random, mu * mu)
+    squares, probabilities, overflow = _add_random(random, mu * mu)
     some = squares > 0
     roots, chances = np.sqrt(squares[some]), probabilities[some]
     return lambda at: overflow + float(chances @ np.exp(gaussian.log_delta(at, roots)))
