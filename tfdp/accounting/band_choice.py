@@ -10,6 +10,7 @@ bands with fewer groups, such as plain Poisson lots, are not compared: they neve
 
 import contextlib
 import dataclasses
+import math
 from typing import Any
 
 from tfdp._validate import one_of, whole
@@ -92,7 +93,8 @@ def best_bands(
         with contextlib.suppress(CalibrationError):
             noise = noise_for(epsilon, delta, candidate, "proven", adjacency)
             error = losses(plan.first(run.steps), run.steps)[OBJECTIVES.index(objective)]
-            choices.append(BandChoice(bands, noise, noise * error))
+            if noise * error < math.inf:
+                choices.append(BandChoice(bands, noise, noise * error))
         bands *= 2
     if not choices:
         raise CalibrationError(

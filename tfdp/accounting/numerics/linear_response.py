@@ -203,12 +203,15 @@ class Toeplitz:
 
     def cyclic(self, period: int) -> float:
         """Offset 0 is the worst: a later start gives the same pattern, cut short."""
-        rows = -(-self.steps // period)
-        padded = np.zeros(rows * period)
-        padded[: len(self.first)] = self.first
         # Entry t of C m is the sum of c_t, c_{t-b}, c_{t-2b}, ...: a running sum down the columns.
-        response = np.cumsum(padded.reshape(rows, period), axis=0).reshape(-1)[: self.steps]
+        response = np.cumsum(self._folded(period), axis=0).reshape(-1)[: self.steps]
         return float(np.sum(response**2))
+
+    def _folded(self, period: int) -> np.ndarray:
+        """The first column with zeros, in rows of `period`."""
+        padded = np.zeros(-(-self.steps // period) * period)
+        padded[: len(self.first)] = self.first
+        return padded.reshape(-1, period)
 
     def shuffled(self, period: int) -> float:
         """Upper bound: sum of the largest inner products that columns of two epochs can have.
@@ -239,10 +242,7 @@ class Toeplitz:
         """As `Dynamics.joint_square`; a sequence that does not increase gives the inner products."""
         starts = np.arange(0, self.steps, period * length)
         if length == 1 and len(starts) > _BLOCKS:  # the largest sum of a row is a bound
-            rows = -(-len(self.first) // period)
-            padded = np.zeros(rows * period)
-            padded[: len(self.first)] = self.first
-            return float(np.sum(padded.reshape(rows, period).sum(axis=0) ** 2))
+            return float(np.sum(self._folded(period).sum(axis=0) ** 2))
         if len(starts) > _BLOCKS:
             return math.inf
         c = self._falling()

@@ -185,7 +185,9 @@ def _mixture(loss: RandomGaussianLoss) -> SubsampledLoss:
     return SubsampledLoss(tuple(parts), 1, overflow)
 
 
-def _add_random(random: Sequence[RandomGaussianLoss], constant: float, points: int = 4096):
+def _add_random(
+    random: Sequence[RandomGaussianLoss], constant: float, points: int = 4096
+) -> tuple[np.ndarray, np.ndarray, float]:
     """(squares, probabilities, overflow) of `constant` plus a sum of independent mu^2."""
     laws = [loss.finite for loss in random]
     overflow = sum(missing for _, _, missing in laws)
