@@ -87,7 +87,8 @@ class Encoding:
     @property
     def bound(self) -> float:
         """The largest entry of all vectors."""
-        return float(self.vector[-1]) if self.largest_entry is None else self.largest_entry
+        vector = self.vector
+        return (self.largest_entry or 0.0) if vector is None else float(vector[-1])
 
 
 def normal_quantiles(number: int) -> np.ndarray:

@@ -10,9 +10,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tfdp.accounting import wording
+from tfdp.accounting import composition, wording
 from tfdp.accounting.assumptions import START
-from tfdp.accounting.composition import claimed_composition, proven_composition
 from tfdp.accounting.guarantee import Guarantee, format_epsilon, rounded_up
 from tfdp.accounting.ledger import Ledger
 from tfdp.accounting.meaning import NOT_COVERED, NOT_COVERED_SHORT, VERDICT, Facts, meaning
@@ -79,9 +78,9 @@ class Statement:
           adjacency: Neighbouring relation of the proven guarantee.
           planned: Whether the runs are plans that tfdp has not executed.
         """
-        runs = [runs_or_run] if isinstance(runs_or_run, Run) else check_runs(runs_or_run)
-        proven = proven_composition(runs, delta, adjacency)
-        claimed = claimed_composition(runs, delta, adjacency)
+        runs = check_runs(runs_or_run)
+        proven = composition.proven(runs, delta, adjacency)
+        claimed = composition.claimed(runs, delta, adjacency)
         return cls.from_guarantees(runs, claimed, proven, planned=planned)
 
     @classmethod
@@ -250,9 +249,8 @@ def _of_the_best(trials, delta, adjacency, mean):
     """The statement of the best of a random number of trials, which does not reveal that number."""
     runs = [ledger.runs for ledger in trials]
     proven = of_random_search(runs, delta, adjacency, mean)
-    claimed = max(
-        (claimed_composition(each, delta, adjacency) for each in runs), key=lambda g: g.epsilon
-    )
+    claims = (composition.claimed(each, delta, adjacency) for each in runs)
+    claimed = max(claims, key=lambda claim: claim.epsilon)
     together = [run for each in runs for run in each]
     said = Statement.from_guarantees(together, claimed, proven, planned=False)
     return dataclasses.replace(
