@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from tfdp.accounting.calibration import max_steps as max_steps
     from tfdp.accounting.calibration import noise_for as noise_for
     from tfdp.accounting.composition import claimed as claimed
-    from tfdp.accounting.composition import curve as curve
     from tfdp.accounting.composition import proven as proven
     from tfdp.accounting.contribution import Contribution as Contribution
     from tfdp.accounting.described import describe as describe

@@ -3,8 +3,6 @@
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from tfdp.accounting import claims
 from tfdp.accounting.analysis import Analysis
 from tfdp.accounting.assumptions import OF_SEVERAL_RUNS
@@ -189,30 +187,6 @@ def claimed(runs: Run | Sequence[Run], delta: float, adjacency: str = "zero_out"
         reason=" ".join(reasons) if math.isinf(epsilon) else None,
         **_facts(runs) | {"max_examples_per_user": 1},
     )
-
-
-def curve(
-    runs: Run | Sequence[Run], delta: float = 1e-6, adjacency: str = "zero_out"
-) -> tuple[np.ndarray, np.ndarray]:
-    """The proven trade-off of membership tests on one run, or on several runs together.
-
-    Args:
-      runs: Descriptions of what was executed.
-      delta: Probability in (0, 1), at which the losses are computed accurately; no part of the result.
-      adjacency: "zero_out", "replace_one" or "add_or_remove_one".
-
-    Returns:
-      Rising false positive rates, and the least false negative rate of a test at each of them.
-
-    Example:
-      >>> import numpy as np
-      >>> from tfdp.accounting import curve, describe
-      >>> run = describe("dpsgd", "poisson", num_examples=60000, lot_size=256,
-      ...                steps=3516, noise_multiplier=1.1)
-      >>> print(f"{np.interp(0.01, *curve(run)):.3f}")
-      0.979
-    """
-    return proven(runs, delta, adjacency).curve()
 
 
 def guarantee_of_all(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tfdp.accounting import curve, describe, noise_for, proven
+from tfdp.accounting import describe, noise_for, proven
 from tfdp.accounting.numerics import attacks, gaussian
 
 
@@ -72,7 +72,7 @@ def test_the_trade_off_of_one_point(epsilon):
 
 def test_nothing_is_promised_where_nothing_is_proven():
     run = describe("dpsgd", "poisson", num_examples=100, lot_size=10, steps=1, noise_multiplier=0.0)
-    fprs, fnrs = curve(run)
+    fprs, fnrs = proven(run, 1e-6).curve()
     assert fprs.tolist() == [0, 1] and fnrs.tolist() == [0, 0]
 
 
@@ -91,14 +91,14 @@ def test_the_trade_off_of_runs(fields, adjacency):
     base = {"num_examples": 1000, "lot_size": 50, "steps": 40, "noise_multiplier": 1.2}
     run = describe("dpsgd", **({"sampling": "poisson"} | base | fields))
     found = proven(run, 1e-6, adjacency)
-    fprs, fnrs = curve(run, 1e-6, adjacency)
+    fprs, fnrs = found.curve()
     check_shape(fprs, fnrs)
     assert np.max(1 - fprs - fnrs) == pytest.approx(found.advantage, rel=1e-6)
     for fpr in (1e-4, 1e-2, 0.3):
         assert (
             found.tpr(fpr) * (1 - 1e-9) <= 1 - np.interp(fpr, fprs, fnrs) <= 1.01 * found.tpr(fpr)
         )
-    twice = np.interp(0.01, *curve([run, run], 1e-6, adjacency))
+    twice = np.interp(0.01, *proven([run, run], 1e-6, adjacency).curve())
     assert twice < np.interp(0.01, fprs, fnrs)
 
 
