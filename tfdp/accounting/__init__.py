@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from tfdp.accounting.sampling import sampling_names as sampling_names
     from tfdp.accounting.search import draw_trials as draw_trials
     from tfdp.accounting.statements import Statement as Statement
-    from tfdp.accounting.statements import statement as statement
     from tfdp.accounting.strategies import Strategy as Strategy
     from tfdp.accounting.strategies import strategy as strategy
     from tfdp.accounting.tensorflow_privacy import compute_dp_sgd_privacy as compute_dp_sgd_privacy

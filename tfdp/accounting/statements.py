@@ -46,8 +46,12 @@ class Statement:
       >>> from tfdp.accounting import Statement, describe
       >>> run = describe("dpsgd", "cyclic", num_examples=1000, lot_size=100, steps=20,
       ...                noise_multiplier=4.0)
-      >>> print(Statement.of(run, delta=1e-4).markdown().splitlines()[0])
-      ## Privacy
+      >>> print(Statement.of(run, delta=1e-4).text())
+      Verdict:  Moderate protection of each record against anyone who sees the weights, ...
+      Attacker: An observer who starts at 50:50 ends at most 75.9% sure whether a record was used, ...
+      Proven:   epsilon 1.145 at delta 0.0001 (zero_out), if trained as planned: dpsgd, 20 steps ...
+      Claimed:  epsilon ...
+      Confirm:  initial weights independent of these data; ... For details: full=True.
     """
 
     verdict: str
@@ -279,34 +283,3 @@ class StatementText(str):
 
     def _repr_html_(self) -> str:
         return self.html
-
-
-def statement(
-    runs_or_run: Run | Sequence[Run],
-    delta: float,
-    adjacency: str = "zero_out",
-    *,
-    planned: bool = True,
-    full: bool = False,
-) -> str:
-    """Text of `Statement.of`: five lines, or with `full` all assumptions, explanations and limits.
-
-    Args:
-      runs_or_run: One run, or all runs on the same data.
-      delta: Probability in (0, 1).
-      adjacency: "zero_out", "replace_one" or "add_or_remove_one".
-      planned: Whether the runs are plans that tfdp has not executed.
-      full: Whether to return the full text.
-
-    Example:
-      >>> from tfdp.accounting import describe, statement
-      >>> run = describe("dpsgd", "cyclic", num_examples=1000, lot_size=100, steps=20,
-      ...                noise_multiplier=4.0)
-      >>> print(statement(run, delta=1e-4))
-      Verdict:  Moderate protection of each record against anyone who sees the weights, ...
-      Attacker: An observer who starts at 50:50 ends at most 75.9% sure whether a record was used, ...
-      Proven:   epsilon 1.145 at delta 0.0001 (zero_out), if trained as planned: dpsgd, 20 steps ...
-      Claimed:  epsilon ...
-      Confirm:  initial weights independent of these data; ... For details: full=True.
-    """
-    return StatementText.of(Statement.of(runs_or_run, delta, adjacency, planned=planned), full)
