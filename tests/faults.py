@@ -395,9 +395,9 @@ def groups_begin_anew_after_a_crash(make, self, turn=0, **options):
 # -- what was spent ----------------------------------------------------------------------------------
 
 
-@fault("accounting.composition:proven_composition", "accounting/test_composition.py")
+@fault("accounting.composition:proven", "accounting/test_composition.py")
 def composition_forgets_the_first_run(compose, runs, *given, **named):
-    return compose(list(runs)[-1:], *given, **named)
+    return compose(runs[-1:] if isinstance(runs, list) else runs, *given, **named)
 
 
 @fault(
@@ -430,12 +430,12 @@ def users_with_lot_statistics_are_in_one_lot(sensitivity, self, sampling, adjace
 
 
 @fault(
-    "accounting.composition:proven_composition",
+    "accounting.composition:proven",
     "accounting/test_composition.py",
     "accounting/mechanisms/test_si_dpsgd.py",
 )
 def a_claim_is_called_proven(compose, *given, **named):
-    claimed = found("accounting.composition:claimed_composition")[2]
+    claimed = found("accounting.composition:claimed")[2]
     return dataclasses.replace(claimed(*given, **named), kind="proven")
 
 

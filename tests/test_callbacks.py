@@ -12,7 +12,7 @@ from tests.accounting.varying import vary
 from tests.rounding import rounding
 from tests.training.small import GRAPH, linear, small, train
 from tfdp import callbacks
-from tfdp.accounting import PrivacyBudget, claimed, describe, proven, proven_composition
+from tfdp.accounting import PrivacyBudget, claimed, describe, proven
 from tfdp.accounting.guarantee import format_epsilon
 from tfdp.callbacks import EpsilonCurve, PrivacyProgress, PrivacyTensorBoard, StopAtBudget
 
@@ -249,7 +249,7 @@ def test_a_curve_has_few_values_and_none_is_too_small(name, kind):
 
 
 def test_a_curve_counts_earlier_runs():
-    both = proven_composition([vary(POISSON, steps=30), POISSON], DELTA).epsilon
+    both = proven([vary(POISSON, steps=30), POISSON], DELTA).epsilon
     curve = curve_of(POISSON, earlier=[vary(POISSON, steps=30)])
     assert curve.at(200) == both
     assert proven(vary(POISSON, steps=30), DELTA).epsilon <= curve.at(0) < both

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from tests.test_docs import run_blocks
-from tfdp.accounting import Ledger, Statement, proven_composition
+from tfdp.accounting import Ledger, Statement, proven
 
 
 def test_the_pages_searches_count_every_trial(tmp_path, monkeypatch):
@@ -23,4 +23,4 @@ def test_the_pages_searches_count_every_trial(tmp_path, monkeypatch):
         together.merge(ledger)
     assert sorted(run.steps for run in together.runs) == [30, 30, 30]  # three folds of 600 rows
     folds = Statement.of_search(names["ledgers"], 1e-4).proven.epsilon
-    assert folds == proven_composition(together.runs, 1e-4).epsilon < math.inf
+    assert folds == proven(together.runs, 1e-4).epsilon < math.inf

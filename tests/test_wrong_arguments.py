@@ -35,8 +35,12 @@ def matrix(**options):
 
 # Functions with valid values of their arguments, and which of WRONG are valid as well.
 CASES = [
-    (accounting.proven, {"run": RUN, "delta": 1e-5, "adjacency": "zero_out"}, {}),
-    (accounting.statement, {"runs_or_run": RUN, "delta": 1e-5}, {"runs_or_run": ["[]"]}),
+    (
+        accounting.proven,
+        {"runs": RUN, "delta": 1e-5, "adjacency": "zero_out"},
+        {"runs": ["[]"]},
+    ),
+    (accounting.Statement.of, {"runs_or_run": RUN, "delta": 1e-5}, {"runs_or_run": ["[]"]}),
     (
         accounting.max_steps,
         {"epsilon": 9.0, "delta": 1e-5, "run": RUN, "earlier": ()},

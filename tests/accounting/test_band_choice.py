@@ -38,6 +38,15 @@ def test_it_is_the_best_of_all(objective, which):
     assert found.error < errors[1]
 
 
+@pytest.mark.parametrize("epsilon", [0.5, 4.0])
+def test_plain_poisson_lots_are_no_better(epsilon):
+    least = best_bands(epsilon, DELTA, RUN, most=4).error
+    for bands in (2, 4):
+        run = candidate(bands)
+        noise = noise_for(epsilon, DELTA, vary(run, groups=1))
+        assert noise * losses(run.mechanism.strategy.first(RUN.steps), RUN.steps)[0] > least
+
+
 def test_its_noise_meets_the_budget():
     found = best_bands(2.0, DELTA, RUN, most=2)
     chosen = vary(candidate(found.bands), noise_multiplier=found.noise_multiplier)

@@ -11,13 +11,11 @@ from tfdp.accounting import (
     CalibrationError,
     Encoding,
     claimed,
-    claimed_composition,
     describe,
     epsilon_curve,
     max_steps,
     noise_for,
     proven,
-    proven_composition,
 )
 
 DELTA = 1e-5
@@ -114,7 +112,7 @@ def test_bad_budgets_are_refused(epsilon):
 @pytest.mark.parametrize("run", [DPSGD, vary(SI, sampling="cyclic")])
 @pytest.mark.parametrize("kind", ["proven", "claimed"])
 def test_max_steps_at_the_boundary_with_and_without_earlier_runs(run, kind):
-    compose = {"proven": proven_composition, "claimed": claimed_composition}[kind]
+    compose = {"proven": proven, "claimed": claimed}[kind]
     budget = compose([vary(run, steps=60)], DELTA).epsilon * 1.0001
     earlier, found = vary(run, steps=20), []
     for before in ([], [earlier]):
@@ -154,7 +152,7 @@ def test_curve_bounds_and_ends_at_the_guarantee(run):
 
 def test_the_curve_counts_what_was_spent_before():
     earlier = [DPSGD, vary(DPSGD, steps=0)]
-    for kind, compose in (("proven", proven_composition), ("claimed", claimed_composition)):
+    for kind, compose in (("proven", proven), ("claimed", claimed)):
         curve = epsilon_curve(DPSGD, [0, 10], DELTA, kind, earlier=earlier)
         expected = [
             compose([DPSGD], DELTA).epsilon,

@@ -11,12 +11,10 @@ from tfdp.accounting import (
     Guarantee,
     Run,
     claimed,
-    claimed_composition,
     describe,
     mechanism_names,
     mechanisms,
     proven,
-    proven_composition,
     register_mechanism,
 )
 from tfdp.accounting.guarantee import format_epsilon
@@ -93,30 +91,30 @@ def test_unknown_names_are_refused():
 @pytest.mark.parametrize(("run", "tolerance"), [(POISSON, 1e-3), (vary(CYCLIC, steps=200), 1e-9)])
 def test_a_run_in_two_segments_costs_what_it_costs_in_one(run, tolerance):
     half = vary(run, steps=run.steps // 2)
-    for alone, together in ((proven, proven_composition), (claimed, claimed_composition)):
-        whole = alone(run, DELTA).epsilon
-        assert together([half, half], DELTA).epsilon == pytest.approx(whole, rel=tolerance)
+    for compose in (proven, claimed):
+        whole = compose(run, DELTA).epsilon
+        assert compose([half, half], DELTA).epsilon == pytest.approx(whole, rel=tolerance)
 
 
 def test_mixed_segments_compose_soundly():
     parts = [POISSON, CYCLIC, SI]
-    both = proven_composition(parts, DELTA)
+    both = proven(parts, DELTA)
     alone = [proven(run, DELTA).epsilon for run in parts]
     assert max(alone) < both.epsilon < sum(proven(r, DELTA / 3).epsilon for r in parts)
     assert both.mechanism == "dpsgd, si_dpsgd"
     assert both.sampling == "poisson, cyclic"
-    gaussian = proven_composition([CYCLIC, SI], DELTA)
+    gaussian = proven([CYCLIC, SI], DELTA)
     mus = [proven(run, DELTA).mu for run in (CYCLIC, SI)]
     assert gaussian.mu == pytest.approx(math.hypot(*mus))
 
 
 def test_random_si_segments_compose():
     random = vary(SI, sampling="poisson")
-    two = proven_composition([random, random], DELTA)
+    two = proven([random, random], DELTA)
     assert proven(random, DELTA).epsilon < two.epsilon
     assert two.epsilon < 2 * proven(random, DELTA / 2).epsilon
     assert any("released weights" in sentence for sentence in two.assumptions)
-    with_dpsgd = proven_composition([random, POISSON], DELTA).epsilon
+    with_dpsgd = proven([random, POISSON], DELTA).epsilon
     parts = [proven(run, DELTA).epsilon for run in (random, POISSON)]
     assert (
         max(parts) < with_dpsgd < sum(proven(run, DELTA / 2).epsilon for run in (random, POISSON))
@@ -126,9 +124,9 @@ def test_random_si_segments_compose():
 def test_runs_of_different_users_are_all_about_the_most_examples():
     one = describe("dpsgd", num_examples=1000, lot_size=50, steps=60, noise_multiplier=2.0)
     four = one.for_users(4)
-    found = proven_composition([one, four], 1e-4)
+    found = proven([one, four], 1e-4)
     assert found.max_examples_per_user == 4
-    assert found.epsilon == proven_composition([four, four], 1e-4).epsilon
+    assert found.epsilon == proven([four, four], 1e-4).epsilon
     trials = [[one], [four]], [[four], [four]]
     mixed, alike = (of_random_search(each, 1e-4, "zero_out", 5) for each in trials)
     assert mixed.epsilon == alike.epsilon
@@ -136,14 +134,14 @@ def test_runs_of_different_users_are_all_about_the_most_examples():
 
 def test_one_bad_segment_spoils_the_composition():
     bad = vary(SI, release="mu")
-    guarantee = proven_composition([POISSON, bad], DELTA)
+    guarantee = proven([POISSON, bad], DELTA)
     assert guarantee.epsilon == math.inf
     assert guarantee.reason == proven(bad, DELTA).reason
 
 
 def test_nothing_costs_nothing():
-    assert proven_composition([], DELTA).epsilon == 0
-    assert claimed_composition([], DELTA).epsilon == 0
+    assert proven([], DELTA).epsilon == 0
+    assert claimed([], DELTA).epsilon == 0
     assert proven(vary(POISSON, steps=0), DELTA).epsilon == 0
 
 
@@ -156,11 +154,11 @@ def test_claims_do_not_know_replacement():
 
 def test_unaccounted_training_spoils_everything():
     before = vary(POISSON, mechanism=NoMechanism(reason="Nobody accounted for keras SGD."))
-    guarantee = proven_composition([before, POISSON], DELTA)
+    guarantee = proven([before, POISSON], DELTA)
     assert guarantee.epsilon == math.inf
     assert "keras SGD" in guarantee.reason
-    assert claimed_composition([before, POISSON], DELTA).epsilon == math.inf
-    assert proven_composition([vary(before, steps=0), POISSON], DELTA).epsilon < math.inf
+    assert claimed([before, POISSON], DELTA).epsilon == math.inf
+    assert proven([vary(before, steps=0), POISSON], DELTA).epsilon < math.inf
     assert Run.from_dict(json.loads(json.dumps(before.to_dict()))) == before
     with pytest.raises(ValueError, match="reason"):
         NoMechanism(reason=" ")
@@ -207,10 +205,8 @@ def test_people_and_examples_compose_for_people_of_known_size():
     alone = proven(people, 1e-4)
     assert alone.unit == "person" and "one person" in alone.neighbours
     assert alone.epsilon == proven(vary(examples, num_examples=400), 1e-4).epsilon
-    mixed = proven_composition([examples, people], 1e-4)
+    mixed = proven([examples, people], 1e-4)
     assert math.isinf(mixed.epsilon) and "max_examples_per_user" in mixed.reason
-    found = proven_composition([examples.for_users(4), people.for_users(4)], 1e-4)
-    alike = proven_composition(
-        [examples.for_users(4), vary(examples, num_examples=400).for_users(1)], 1e-4
-    )
+    found = proven([examples.for_users(4), people.for_users(4)], 1e-4)
+    alike = proven([examples.for_users(4), vary(examples, num_examples=400).for_users(1)], 1e-4)
     assert alone.epsilon < found.epsilon <= alike.epsilon

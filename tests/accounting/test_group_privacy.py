@@ -15,7 +15,6 @@ from tfdp.accounting import (
     max_steps,
     noise_for,
     proven,
-    proven_composition,
 )
 from tfdp.accounting.composition import directly_proven
 
@@ -79,13 +78,13 @@ def test_theorems_about_all_changes_stay_where_they_are_tighter():
 def test_runs_are_composed_before_they_are_changed_several_times():
     half = vary(ALLOCATED, steps=7 * 234)
     rest = vary(ALLOCATED, steps=8 * 234)
-    both = proven_composition([half, rest], DELTA, "replace_one")
+    both = proven([half, rest], DELTA, "replace_one")
     assert both.epsilon == pytest.approx(proven(ALLOCATED, DELTA, "replace_one").epsilon, rel=1e-3)
     # The largest number of changes of a run counts for all of them.
-    mixed = proven_composition([vary(half, max_examples_per_user=2), rest], DELTA, "replace_one")
+    mixed = proven([vary(half, max_examples_per_user=2), rest], DELTA, "replace_one")
     users = proven(vary(ALLOCATED, max_examples_per_user=2), DELTA, "replace_one")
     assert mixed.changes == 2 and mixed.epsilon == pytest.approx(users.epsilon, rel=1e-3)
-    bare = proven_composition([half, vary(rest, noise_multiplier=0.0)], DELTA, "replace_one")
+    bare = proven([half, vary(rest, noise_multiplier=0.0)], DELTA, "replace_one")
     assert bare.epsilon == math.inf
 
 

@@ -5,7 +5,7 @@ import builtins
 import numpy as np
 import pytest
 
-from tfdp.accounting import claimed_composition, describe, proven_composition
+from tfdp.accounting import claimed, describe, proven
 from tfdp.accounting.pictures import picture
 
 pytest.importorskip("matplotlib")
@@ -17,7 +17,7 @@ OTHER = describe(
 
 
 def drawn(runs, **more):
-    stated = [of(runs, DELTA) for of in (proven_composition, claimed_composition)]
+    stated = [of(runs, DELTA) for of in (proven, claimed)]
     return stated, picture(runs, stated, **more).axes
 
 
@@ -28,7 +28,7 @@ def test_epsilon_grows_over_all_runs_to_what_is_stated():
         assert (steps[0], steps[-1], values[0]) == (0, 44, 0) and (np.diff(values) >= 0).all()
         assert values[-1] == guarantee.epsilon
         at = list(steps).index(22)
-        of = proven_composition if guarantee.kind == "proven" else claimed_composition
+        of = proven if guarantee.kind == "proven" else claimed
         assert values[at] == of([RUN.with_steps(22)], DELTA).epsilon
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.accounting.varying import vary
-from tfdp.accounting import Ledger, Statement, describe, draw_trials, proven, proven_composition
+from tfdp.accounting import Ledger, Statement, describe, draw_trials, proven
 from tfdp.accounting.numerics.privacy_loss import rdp_to_epsilon, renyi_of
 from tfdp.accounting.proofs import analyse
 from tfdp.accounting.search import of_random_search
@@ -32,7 +32,7 @@ def ledgers(number):
 
 def test_all_trials_cost_what_they_cost_together():
     said = Statement.of_search(ledgers(5), DELTA)
-    assert said.proven.epsilon == proven_composition([RUN] * 5, DELTA).epsilon
+    assert said.proven.epsilon == proven([RUN] * 5, DELTA).epsilon
     assert said.executed[0].startswith("5 times: ")
     assert "search of 5 trainings" in said.text(full=True)
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from scipy.optimize import brentq
 
 from tests.accounting.varying import vary
 from tfdp.accounting import (
@@ -17,7 +18,7 @@ from tfdp.accounting import (
 from tfdp.accounting.analysis import Analysis
 from tfdp.accounting.assumptions import DECLARED, ENFORCED, OF_SEVERAL_RUNS, START, UNPROVEN
 from tfdp.accounting.meaning import MEANING, VERDICT, Facts, meaning
-from tfdp.accounting.numerics.gaussian import mu_of_epsilon
+from tfdp.accounting.numerics.gaussian import epsilon_of_mu
 from tfdp.accounting.numerics.privacy_loss import GaussianLoss
 from tfdp.accounting.sentences import Declared, said
 from tfdp.accounting.statements import StatementText, figure
@@ -209,6 +210,10 @@ def facts(
     epsilon=2.0, claim=2.0, adjacency="zero_out", users=1, runs=1, changes=1, known=True, **change
 ):
     """Facts of a Gaussian mechanism, or, unless `known`, of one with this epsilon only."""
+
+    def excess(mu):
+        return epsilon_of_mu(mu, DELTA) - epsilon
+
     common = {
         "delta": DELTA, "sampling": "", "released": "", "mechanism": "", "reason": "None.",
     }  # fmt: skip
@@ -221,7 +226,7 @@ def facts(
             adjacency=adjacency,
             max_examples_per_user=users,
             changes=changes,
-            losses=(GaussianLoss(mu_of_epsilon(epsilon, DELTA)),) if known and epsilon < 50 else (),
+            losses=(GaussianLoss(brentq(excess, 1e-9, 20.0)),) if known and epsilon < 50 else (),
             **common,
         ),
     )

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tfdp.accounting import describe, proven_composition
+from tfdp.accounting import describe, proven
 from tfdp.accounting.guarantee import format_epsilon
 from tfdp.experiments import Experiment
 from tfdp.experiments.command import Point
@@ -61,7 +61,7 @@ def test_a_point_that_fails_does_not_lose_the_others(tmp_path, capsys):
     rows = [line.split() for line in said.out.splitlines() if "│" in line]
     assert ["│0.5", "│", "1", "│", "87.50%", "│", "12.34", "│", "0.5│"] in rows
     assert ["│8", "│", "1", "│", "failed", "│", "│", "│"] in rows
-    both = proven_composition([RUN, RUN], 1e-5).epsilon
+    both = proven([RUN, RUN], 1e-5).epsilon
     assert f"All 2 trainings together: proven epsilon {format_epsilon(both)}" in said.out
 
 

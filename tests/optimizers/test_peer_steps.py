@@ -15,7 +15,7 @@ from keras import layers
 import tfdp
 from tests.accounting.varying import vary
 from tests.rounding import FUNCTION, assert_close, terms_of
-from tfdp.accounting import proven, proven_composition
+from tfdp.accounting import proven
 from tfdp.optimizers.adaptive_clipping import AdaptiveClipping
 
 
@@ -195,6 +195,6 @@ def test_a_schedule_of_the_noise():
     np.testing.assert_allclose(spread, noises, rtol=0.07)
     run = model.privacy.ledger.runs[0]
     one = [vary(run, steps=1, noise_multiplier=z) for z in noises]
-    assert proven(run, 1e-5).mu == pytest.approx(proven_composition(one, 1e-5).mu)
+    assert proven(run, 1e-5).mu == pytest.approx(proven(one, 1e-5).mu)
     with pytest.raises((AttributeError, ValueError, RuntimeError)):
         model.optimizer.noise_multiplier = 0.1

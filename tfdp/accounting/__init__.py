@@ -24,10 +24,7 @@ if TYPE_CHECKING:
     from tfdp.accounting.calibration import max_steps as max_steps
     from tfdp.accounting.calibration import noise_for as noise_for
     from tfdp.accounting.composition import claimed as claimed
-    from tfdp.accounting.composition import claimed_composition as claimed_composition
-    from tfdp.accounting.composition import curve as curve
     from tfdp.accounting.composition import proven as proven
-    from tfdp.accounting.composition import proven_composition as proven_composition
     from tfdp.accounting.contribution import Contribution as Contribution
     from tfdp.accounting.described import describe as describe
     from tfdp.accounting.described import steps_for as steps_for
@@ -47,7 +44,6 @@ if TYPE_CHECKING:
     from tfdp.accounting.sampling import sampling_names as sampling_names
     from tfdp.accounting.search import draw_trials as draw_trials
     from tfdp.accounting.statements import Statement as Statement
-    from tfdp.accounting.statements import statement as statement
     from tfdp.accounting.strategies import Strategy as Strategy
     from tfdp.accounting.strategies import strategy as strategy
     from tfdp.accounting.tensorflow_privacy import compute_dp_sgd_privacy as compute_dp_sgd_privacy

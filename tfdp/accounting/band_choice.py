@@ -3,16 +3,18 @@
 With few bands, sampling amplifies more; with many bands, the noise of different steps cancels more.
 With cyclic Poisson lots and as many groups as bands, the noise on the prefix sums of the gradients
 (to which the weights are exposed) is the noise multiplier that a budget needs times the error of the
-strategy. One band is DP-SGD with Poisson lots, so the best choice is never worse than that.
+strategy. One band is DP-SGD with Poisson lots, so the best choice is never worse than that. Several
+bands with fewer groups, such as plain Poisson lots, are not compared: they never had the least noise
+(docs/decisions/tightness.md).
 """
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator
 from typing import Any
 
 from tfdp._validate import one_of, whole
-from tfdp.accounting.calibration import CalibrationError, noise_for, typical_noise
+from tfdp.accounting.calibration import CalibrationError, noise_for
 from tfdp.accounting.described import describe
 from tfdp.accounting.guarantee import check_delta, check_epsilon
 from tfdp.accounting.mechanisms import Matrix
@@ -20,9 +22,6 @@ from tfdp.accounting.run import Run, check_run
 from tfdp.accounting.sampling import CyclicPoisson
 from tfdp.accounting.strategies import OBJECTIVES, losses, strategy
 
-# The central limit theorem ranks the candidates. Those with noise within this factor of the least
-# are compared by the proven bound.
-_CLOSE = 1.1
 _USUAL_STRATEGY = "banded_toeplitz"
 # Strategies whose number of bands may be limited.
 _CUT = ("banded_toeplitz", "sqrt_toeplitz")
@@ -81,52 +80,27 @@ def best_bands(
     check_delta(delta)
     one_of("objective", objective, OBJECTIVES)
     most = whole("most", most, 1)
-    rough = {
-        candidate: _error(candidate, objective)
-        * typical_noise(candidate, epsilon, delta, adjacency)
-        for candidate in _candidates(run, objective, most)
-    }
-    least, choices = min(rough.values(), default=math.inf), []
-    for candidate, error in rough.items():
-        if error > _CLOSE * least:
-            continue
-        try:
+    lots, bands, choices = run.sampling, 1, []
+    while bands <= min(most, run.steps) and bands * lots.lot_size <= lots.num_examples:
+        plan = strategy(_USUAL_STRATEGY, run.steps, bands, objective)
+        # Examples that do not fill the groups are left out.
+        whole_groups = lots.num_examples - lots.num_examples % bands
+        candidate = dataclasses.replace(
+            run,
+            mechanism=Matrix(strategy=plan, noise_multiplier=1.0),
+            sampling=CyclicPoisson(groups=bands, num_examples=whole_groups, lot_size=lots.lot_size),
+        )
+        with contextlib.suppress(CalibrationError):
             noise = noise_for(epsilon, delta, candidate, "proven", adjacency)
-        except CalibrationError:
-            continue
-        error = noise * _error(candidate, objective)
-        choices.append(BandChoice(candidate.sampling.groups, noise, error))
+            error = losses(plan.first(run.steps), run.steps)[OBJECTIVES.index(objective)]
+            if noise * error < math.inf:
+                choices.append(BandChoice(bands, noise, noise * error))
+        bands *= 2
     if not choices:
         raise CalibrationError(
             f"No number of bands meets epsilon {epsilon:g}. Use a larger epsilon or fewer steps."
         )
     return min(choices, key=lambda choice: choice.error)
-
-
-def _candidates(run: Run, objective: str, most: int) -> Iterator[Run]:
-    """Runs with 1, 2, 4, ... bands and groups; examples that do not fill the groups are left out."""
-    bands, lots = 1, run.sampling
-    while bands <= min(most, run.steps) and bands * lots.lot_size <= lots.num_examples:
-        yield dataclasses.replace(
-            run,
-            mechanism=Matrix(
-                strategy=strategy("banded_toeplitz", run.steps, bands, objective),
-                noise_multiplier=1.0,
-            ),
-            sampling=CyclicPoisson(
-                groups=bands,
-                num_examples=lots.num_examples - lots.num_examples % bands,
-                lot_size=lots.lot_size,
-            ),
-        )
-        bands *= 2
-
-
-def _error(run: Run, objective: str) -> float:
-    assert isinstance(run.mechanism, Matrix)
-    mean, largest = losses(run.mechanism.strategy.first(run.steps), run.steps)
-    error = mean if objective == "mean" else largest
-    return error if math.isfinite(error) else math.inf
 
 
 def completed(

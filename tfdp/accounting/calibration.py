@@ -16,11 +16,9 @@ from tfdp.accounting.composition import guarantee_of_all
 from tfdp.accounting.described import describe
 from tfdp.accounting.guarantee import check_adjacency, check_delta, check_epsilon, check_kind
 from tfdp.accounting.mechanisms import Mechanism
-from tfdp.accounting.numerics import gaussian, group_privacy, privacy_loss
-from tfdp.accounting.proofs import analyse
 from tfdp.accounting.run import Run, check_run, check_runs
 
-_LEAST_NOISE, _MUCH_NOISE, _LARGEST_NOISE = 1e-9, 1e3, 1e12
+_LEAST_NOISE, _LARGEST_NOISE = 1e-9, 1e12
 _MOST_STEPS = 10_000_000
 # Relative tolerance of searches, for epsilon or the noise.
 _CLOSE = 5e-5
@@ -106,34 +104,7 @@ def noise_for(
             evaluate(_LARGEST_NOISE)
         return found.epsilon if advantage is None else found.advantage
 
-    start, slope = 1.0, 1.0
-    if kind == "proven" and advantage is None:
-        # Guesses from large noise, where losses are quick to compute, for once and twice the budget.
-        noisy = run.with_noise(_MUCH_NOISE)
-        start, less = (
-            _MUCH_NOISE * typical_noise(noisy, each, delta, adjacency)
-            for each in (epsilon, 2 * epsilon)
-        )
-        slope = math.log(2) / math.log(start / less) if start > less else 1.0
-    return _least_noise(evaluate, epsilon, start, slope)
-
-
-def typical_noise(run: Run, epsilon: float, delta: float, adjacency: str) -> float:
-    """Noise factor at which a run has roughly this proven epsilon; 1 if unknown.
-
-    A starting point for searches, not a bound.
-    """
-    changes = [(analyse(run, delta, adjacency).losses, 1)]
-    for kind, number in run.contribution.chains(adjacency):
-        if number > 1:
-            changes.append((analyse(run, delta, kind, True).losses, number))
-    found = []
-    for losses, number in changes:
-        share = math.exp(-group_privacy.log_sum(epsilon / number, number))
-        mu = gaussian.mu_of_epsilon(epsilon / number, share * delta)
-        if losses:
-            found.append(privacy_loss.typical_noise(losses, mu))
-    return min(found, default=1.0)
+    return _least_noise(evaluate, epsilon)
 
 
 def _check_claim(kind: str, run: Run) -> None:
@@ -174,17 +145,14 @@ def _rounded_up(noise: float) -> float:
     return float(digits.create_decimal(noise * (1 + 1e-10)))
 
 
-def _least_noise(
-    evaluate: Callable[[float], float], target: float, start: float, slope: float
-) -> float:
+def _least_noise(evaluate: Callable[[float], float], target: float) -> float:
     """Smallest noise, to about 5e-5, at which the decreasing function `evaluate` is at most `target`.
 
-    `start` is a guess of it, and `slope` the likely rate of decrease there, both in logarithms.
-    Secants need three or four evaluations. If the value jumps over the target, no point is close to
-    it, and bisection is used instead.
+    Secants in logarithms need about six evaluations. If the value jumps over the target, no point is
+    close to it, and bisection is used instead.
     """
     low, high = (0.0, math.inf), (math.inf, -math.inf)  # (noise, log of value over target)
-    last, point, leap = None, start, 0.5
+    last, point, slope, leap = None, 4.0, 1.0, 2.0
     while True:
         noise = min(_rounded_up(max(point, _LEAST_NOISE)), _LARGEST_NOISE)
         value = evaluate(noise)
@@ -205,7 +173,7 @@ def _least_noise(
         step = math.copysign(leap, last[1])
         if 0 < slope < _STEEPEST:  # to a little more noise than the least
             step = min(max((last[1] + 0.4 * _CLOSE) / slope, -leap), leap)
-        point, leap = noise * math.exp(step), min(2 * leap, 2.7)
+        point, leap = noise * math.exp(step), 2.7
         if low[0] > 0 and high[0] < math.inf and not low[0] < point < high[0]:
             point = math.sqrt(low[0] * high[0])
 

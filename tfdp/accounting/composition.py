@@ -3,8 +3,6 @@
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from tfdp.accounting import claims
 from tfdp.accounting.analysis import Analysis
 from tfdp.accounting.assumptions import OF_SEVERAL_RUNS
@@ -21,11 +19,16 @@ _NO_NOISE = "No noise, or almost none, was added."
 _TAILS_OF_ONE_CHANGE = 1e-2
 
 
-def proven(run: Run, delta: float, adjacency: str = "zero_out") -> Guarantee:
-    """The proven guarantee of a run as it was executed.
+def proven(runs: Run | Sequence[Run], delta: float, adjacency: str = "zero_out") -> Guarantee:
+    """The proven guarantee of one run as it was executed, or of several on the same data together.
+
+    Runs compose adaptively, in any order: a later one may start from weights that an earlier one
+    released. SI-DPSGD that continues from earlier *means* is not a new run, but one run with more
+    steps. Without runs, epsilon is 0. If neighbours differ by several changes (users, replaced
+    records), the theorems about them are compared with group privacy, and the smaller epsilon counts.
 
     Args:
-      run: Description of what was executed.
+      runs: Descriptions of what was executed.
       delta: Probability in (0, 1).
       adjacency: "zero_out", "replace_one", or "add_or_remove_one" (for Poisson sampling with a nominal
         number of examples only).
@@ -40,85 +43,8 @@ def proven(run: Run, delta: float, adjacency: str = "zero_out") -> Guarantee:
       >>> from tfdp.accounting import describe, proven
       >>> run = describe("dpsgd", "poisson", num_examples=60000, lot_size=256,
       ...                steps=3516, noise_multiplier=1.1)
-      >>> print(f"{proven(run, delta=1e-5).epsilon:.2f}")
-      1.13
-    """
-    return proven_composition([run], delta, adjacency)
-
-
-def claimed(run: Run, delta: float, adjacency: str = "zero_out") -> Guarantee:
-    """The guarantee of a run by the formula of its mechanism's paper.
-
-    The papers' formulas are for one record added or removed, whatever the `adjacency`. For
-    replace_one, the guarantee has the adjacency add_or_remove_one, and its assumptions say so.
-
-    Args:
-      run: Description of what was executed.
-      delta: Probability in (0, 1).
-      adjacency: "zero_out", "replace_one" or "add_or_remove_one".
-
-    Example:
-      >>> from tfdp.accounting import claimed, describe
-      >>> run = describe("dpsgd", "poisson", num_examples=60000, lot_size=256,
-      ...                steps=3516, noise_multiplier=1.1)
-      >>> print(f"{claimed(run, delta=1e-5).epsilon:.3f}")
-      1.594
-    """
-    return claimed_composition([run], delta, adjacency)
-
-
-def curve(
-    runs: Run | Sequence[Run], delta: float = 1e-6, adjacency: str = "zero_out"
-) -> tuple[np.ndarray, np.ndarray]:
-    """The proven trade-off of membership tests on one run, or on several runs together.
-
-    Args:
-      runs: Descriptions of what was executed.
-      delta: Probability in (0, 1), at which the losses are computed accurately; no part of the result.
-      adjacency: "zero_out", "replace_one" or "add_or_remove_one".
-
-    Returns:
-      Rising false positive rates, and the least false negative rate of a test at each of them.
-
-    Example:
-      >>> import numpy as np
-      >>> from tfdp.accounting import curve, describe
-      >>> run = describe("dpsgd", "poisson", num_examples=60000, lot_size=256,
-      ...                steps=3516, noise_multiplier=1.1)
-      >>> print(f"{np.interp(0.01, *curve(run)):.3f}")
-      0.979
-    """
-    several = [runs] if isinstance(runs, Run) else runs
-    return proven_composition(several, delta, adjacency).curve()
-
-
-def guarantee_of_all(
-    kind: str, runs: Sequence[Run], delta: float, adjacency: str = "zero_out"
-) -> Guarantee:
-    """Returns `claimed_composition(...)` or `proven_composition(...)`, depending on `kind`."""
-    compose = {"claimed": claimed_composition, "proven": proven_composition}[check_kind(kind)]
-    return compose(runs, delta, adjacency)
-
-
-def proven_composition(runs: Sequence[Run], delta: float, adjacency: str = "zero_out") -> Guarantee:
-    """The proven guarantee of several runs on the same data together; see `proven`.
-
-    Runs compose adaptively, in any order: a later one may start from weights that an earlier one
-    released. SI-DPSGD that continues from earlier *means* is not a new run, but one run with more
-    steps. Without runs, epsilon is 0. If neighbours differ by several changes (users, replaced
-    records), the theorems about them are compared with group privacy, and the smaller epsilon counts.
-
-    Args:
-      runs: Descriptions of what was executed.
-      delta: Probability in (0, 1).
-      adjacency: "zero_out", "replace_one" or "add_or_remove_one".
-
-    Example:
-      >>> from tfdp.accounting import describe, proven_composition
-      >>> run = describe("dpsgd", "cyclic", num_examples=1000, lot_size=100, steps=10,
-      ...                noise_multiplier=4.0)
-      >>> print(f"{proven_composition([run, run], delta=1e-4).epsilon:.3f}")
-      1.144
+      >>> print(f"{proven(run, delta=1e-5).epsilon:.2f} {proven([run, run], delta=1e-5).epsilon:.2f}")
+      1.13 1.64
     """
     runs = _counted(check_runs(runs))
     found = directly_proven(runs, delta, adjacency)
@@ -141,11 +67,7 @@ def _by_group_privacy(
         analyse(run, tails, kind, True) for run, (kind, _) in zip(runs, chains, strict=True)
     ]
     losses = _losses(analyses)
-    # With theorems of the same kinds, the one about all changes at once is at least as tight, unless
-    # records displace others.
-    tight = all(getattr(loss, "tight", True) for loss in found.losses)
-    alike = [*map(_kind, losses)] == [*map(_kind, found.losses)]
-    if any(a.reason for a in analyses) or (alike and tight):
+    if any(a.reason for a in analyses):
         return found
     spent = group_privacy.epsilon_of(losses, found.delta, changes, below=found.epsilon)
     if spent is None:
@@ -155,13 +77,8 @@ def _by_group_privacy(
     return _guarantee(runs, analyses, spent, **fields)
 
 
-def _kind(loss: privacy_loss.Loss) -> tuple:
-    """The kind of theorem that a loss follows from."""
-    return type(loss), any(part.shifts for part in getattr(loss, "components", ()))
-
-
-def directly_proven(runs: Sequence[Run], delta: float, adjacency: str) -> Guarantee:
-    """`proven_composition` by theorems about these neighbours only, without group privacy."""
+def directly_proven(runs: Run | Sequence[Run], delta: float, adjacency: str) -> Guarantee:
+    """`proven` by theorems about these neighbours only, without group privacy."""
     check_delta(delta)
     runs = _counted(check_runs(runs))
     check_adjacency(adjacency)
@@ -222,11 +139,11 @@ _DIFFERENT_UNITS = (
 )
 
 
-def claimed_composition(
-    runs: Sequence[Run], delta: float, adjacency: str = "zero_out"
-) -> Guarantee:
-    """The claimed guarantee of several runs on the same data together; see `claimed`.
+def claimed(runs: Run | Sequence[Run], delta: float, adjacency: str = "zero_out") -> Guarantee:
+    """The guarantee of one run, or of several together, by the formulas of the mechanisms' papers.
 
+    The papers' formulas are for one record added or removed, whatever the `adjacency`. For
+    replace_one, the guarantee has the adjacency add_or_remove_one, and its assumptions say so.
     Claims that are Rényi divergences add. Runs that claim by a formula for epsilon count as one run if
     only their steps differ. Several such claims, or such claims and divergences, share delta evenly.
 
@@ -236,11 +153,11 @@ def claimed_composition(
       adjacency: "zero_out", "replace_one" or "add_or_remove_one".
 
     Example:
-      >>> from tfdp.accounting import claimed_composition, describe
+      >>> from tfdp.accounting import claimed, describe
       >>> run = describe("dpsgd", "poisson", num_examples=60000, lot_size=256,
       ...                steps=3516, noise_multiplier=1.1)
-      >>> print(f"{claimed_composition([run, run.with_steps(1000)], delta=1e-5).epsilon:.3f}")
-      1.750
+      >>> print(f"{claimed(run, delta=1e-5).epsilon:.3f}")
+      1.594
     """
     check_delta(delta)
     runs = check_runs(runs)
@@ -270,6 +187,13 @@ def claimed_composition(
         reason=" ".join(reasons) if math.isinf(epsilon) else None,
         **_facts(runs) | {"max_examples_per_user": 1},
     )
+
+
+def guarantee_of_all(
+    kind: str, runs: Sequence[Run], delta: float, adjacency: str = "zero_out"
+) -> Guarantee:
+    """Returns `claimed(...)` or `proven(...)`, depending on `kind`."""
+    return {"claimed": claimed, "proven": proven}[check_kind(kind)](runs, delta, adjacency)
 
 
 def _merged(pairs):

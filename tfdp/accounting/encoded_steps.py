@@ -36,7 +36,7 @@ import numpy as np
 
 from tfdp.accounting import gaussian_steps, noise_tables
 from tfdp.accounting.analysis import Analysis
-from tfdp.accounting.encoding import Encoding, normal_quantiles
+from tfdp.accounting.encoding import Encoding
 from tfdp.accounting.mechanisms import DiscreteSGD
 from tfdp.accounting.numerics import noise_scores, renyi_of_noise
 from tfdp.accounting.numerics.noise_families import GAUSSIAN
@@ -92,46 +92,36 @@ def _by_divergences(run: Run) -> Analysis:
 
 def square(encoding: Encoding) -> float:
     """b of noise of scale 1, for clip norm 1."""
-    family, nu, largest = encoding.noise, encoding.degrees_of_freedom, encoding.largest_entry
-    norm = 1.0
-    if largest is None:
-        assert encoding.num_weights is not None  # checked by `Encoding`
-        largest = float(normal_quantiles(encoding.num_weights)[-1])
-    elif encoding.num_weights is not None:
+    largest, norm = encoding.bound, 1.0
+    if encoding.vector is None and encoding.num_weights is not None:
         norm = min(encoding.num_weights * largest**2, 1.0)
-    return noise_scores.square_of(family, nu, norm, largest)
+    return noise_scores.square_of(encoding.noise, encoding.degrees_of_freedom, norm, largest)
 
 
 @functools.lru_cache(maxsize=16)
 def _shifts(encoding: Encoding) -> Shifts | None:
     """The shifts of a codebook; without values for any vectors, and None if b says enough."""
-    family, nu, largest = encoding.noise, encoding.degrees_of_freedom, encoding.largest_entry
-    if largest is not None:
-        return Shifts(family, nu, ()) if largest**-2 < _MANY else None
-    assert encoding.num_weights is not None  # checked by `Encoding`
-    entries = normal_quantiles(encoding.num_weights)
-    if entries[-1] ** -2 >= _MANY:
+    family, nu, entries = encoding.noise, encoding.degrees_of_freedom, encoding.vector
+    if encoding.bound**-2 >= _MANY:
         return None
+    if entries is None:
+        return Shifts(family, nu, ())
     values, counts = np.unique(entries[entries > 0], return_counts=True)
     rest, large = values[:-_ONE_BY_ONE], slice(-_ONE_BY_ONE, None)
     norm = float(np.einsum("i,i", counts[: len(rest)], rest**2))
-    return Shifts(
-        family,
-        nu,
-        tuple(zip(values[large].tolist(), counts[large].tolist(), strict=True)),
-        noise_scores.square_of(family, nu, norm, rest.max(initial=1e-9)),
-    )
+    together = noise_scores.square_of(family, nu, norm, rest.max(initial=1e-9))
+    one_by_one = zip(values[large].tolist(), counts[large].tolist(), strict=True)
+    return Shifts(family, nu, tuple(one_by_one), together)
 
 
 @functools.lru_cache(maxsize=128)
 def _moments(encoding: Encoding, scale: float) -> np.ndarray:
     """K_k at `renyi_of_noise.ORDERS`."""
-    family, nu, largest = encoding.noise, encoding.degrees_of_freedom, encoding.largest_entry
-    if largest is None:
-        assert encoding.num_weights is not None  # it may be open with a largest entry only
-        shifts = normal_quantiles(encoding.num_weights) / scale
-        return renyi_of_noise.corner(family, shifts, degrees_of_freedom=nu)
-    return renyi_of_noise.unit_norm(family, 1 / scale, largest / scale, degrees_of_freedom=nu)
+    family, nu, vector = encoding.noise, encoding.degrees_of_freedom, encoding.vector
+    if vector is not None:
+        return renyi_of_noise.corner(family, vector / scale, degrees_of_freedom=nu)
+    largest = encoding.bound / scale
+    return renyi_of_noise.unit_norm(family, 1 / scale, largest, degrees_of_freedom=nu)
 
 
 def step_divergences(

@@ -76,6 +76,20 @@ class Encoding:
             )
         return f"one vector, the {self.num_weights} quantiles of N(0, 1) scaled to norm 1"
 
+    @property
+    def vector(self) -> np.ndarray | None:
+        """The magnitudes of the only vector, in rising order; None if there may be others."""
+        if self.largest_entry is not None:
+            return None
+        assert self.num_weights is not None  # checked above
+        return normal_quantiles(self.num_weights)
+
+    @property
+    def bound(self) -> float:
+        """The largest entry of all vectors."""
+        vector = self.vector
+        return (self.largest_entry or 0.0) if vector is None else float(vector[-1])
+
 
 def normal_quantiles(number: int) -> np.ndarray:
     """Magnitudes of the N(0, 1) quantiles at (i + 1/2) / number, scaled to norm 1, in rising order."""

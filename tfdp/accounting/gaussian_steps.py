@@ -22,7 +22,6 @@
 * Lots of fixed size, drawn at random: see `fixed_size`.
 """
 
-import dataclasses
 import math
 from collections.abc import Iterable
 
@@ -34,7 +33,6 @@ from tfdp.accounting.mechanisms import NoisyMechanism
 from tfdp.accounting.noise_tables import Noise, levels
 from tfdp.accounting.numerics import allocation, fixed_size, replaced_allocation
 from tfdp.accounting.numerics.binomials import binomial
-from tfdp.accounting.numerics.linear_response import largest_square
 from tfdp.accounting.numerics.pairs import Component
 from tfdp.accounting.numerics.participation import draws, occurrence_law
 from tfdp.accounting.numerics.privacy_loss import (
@@ -49,20 +47,6 @@ from tfdp.accounting.sampling import RandomAllocation
 
 # Chance of more draws of a user's records than are enumerated; they count as a complete loss.
 _TAIL = 1e-20
-
-
-@dataclasses.dataclass(frozen=True)
-class Diagonal:
-    """Response of independent steps whose noise differs; `squares` are 1 / z_t^2 of every step."""
-
-    squares: np.ndarray
-
-    def cyclic(self, period: int) -> float:
-        return float(max(self.squares[offset::period].sum() for offset in range(period)))
-
-    def shuffled(self, period: int) -> float:
-        starts = np.arange(0, len(self.squares), period)
-        return float(np.maximum.reduceat(self.squares, starts).sum())
 
 
 def prove(run: Run, delta: float, adjacency: str) -> Analysis:
@@ -106,11 +90,16 @@ def sensitivity(run: Run, adjacency: str) -> float:
 
 
 def _unamplified(run: Run, noise: Noise, adjacency: str) -> Analysis:
-    if isinstance(noise, tuple):
-        norm = math.sqrt(largest_square(run.sampling, Diagonal(np.array(noise) ** -2.0)))
+    period = run.sampling.round_length
+    if not isinstance(noise, tuple):
+        square = run.sampling.participations(run.steps) / noise**2
+    elif run.sampling.periodic:
+        square = max(math.fsum(z**-2.0 for z in noise[first::period]) for first in range(period))
     else:
-        norm = math.sqrt(run.sampling.participations(run.steps)) / noise
-    return _analysis(run, adjacency, [GaussianLoss(sensitivity(run, adjacency) * norm)], False)
+        least = np.minimum.reduceat(noise, np.arange(0, len(noise), period))
+        square = float(np.sum(least**-2.0))
+    loss = GaussianLoss(sensitivity(run, adjacency) * math.sqrt(square))
+    return _analysis(run, adjacency, [loss], False)
 
 
 def _revealed(run: Run, noise: Noise, delta: float, adjacency: str) -> Analysis:

@@ -182,8 +182,11 @@ class Guarantee:
 
     @property
     def advantage(self) -> float:
-        """Largest difference of the true and the false positive rate of a membership test."""
-        return attacks.advantage(self._curve)
+        """Largest difference of the true and the false positive rate of a membership test.
+
+        It is the total variation distance.
+        """
+        return min(self._curve(0.0), 1.0)
 
     @property
     def chance_of_more(self) -> float:

@@ -61,7 +61,6 @@ groups * L/N and multiplier z / ||c|| (Choquette-Choo et al. 2023, amplified ban
 factorization). One band is DP-SGD.
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator
@@ -71,10 +70,14 @@ import numpy as np
 from tfdp.accounting import gaussian_steps
 from tfdp.accounting.analysis import Analysis
 from tfdp.accounting.mechanisms import Matrix, NoisyMechanism
-from tfdp.accounting.numerics.linear_response import Dynamics, Toeplitz, largest_square
+from tfdp.accounting.numerics.linear_response import Dynamics, Toeplitz
 from tfdp.accounting.numerics.participation import Law, draws, prefix_sum_law, triangle_law
-from tfdp.accounting.numerics.privacy_loss import GaussianLoss, Loss, RandomGaussianLoss
-from tfdp.accounting.numerics.subsampled import SubsampledLoss
+from tfdp.accounting.numerics.privacy_loss import (
+    GaussianLoss,
+    Loss,
+    RandomGaussianLoss,
+    epsilon_of,
+)
 from tfdp.accounting.run import Run
 
 # Makes the response W of a run.
@@ -135,16 +138,7 @@ def _linear(run: Run, response: ResponseOf, delta: float, adjacency: str) -> Ana
         loss = RandomGaussianLoss(squares, probabilities, overflow)
     revealed = Analysis((loss,), details={"sensitivity": sensitivity})
     secret = _secret(run, at_1, noise, response, delta, adjacency)
-    return gaussian_steps.smallest([revealed, *map(_not_attained, secret)], delta)
-
-
-def _not_attained(bound: Analysis) -> Analysis:
-    """The bound for comparisons with group privacy, which may be smaller."""
-    losses = tuple(
-        dataclasses.replace(loss, attained=False) if isinstance(loss, SubsampledLoss) else loss
-        for loss in bound.losses
-    )
-    return dataclasses.replace(bound, losses=losses)
+    return gaussian_steps.smallest([revealed, *secret], delta)
 
 
 def _secret(
@@ -159,12 +153,17 @@ def _secret(
         if independent * _LARGEST_SHIFT > 1:
             yield gaussian_steps.analyse_sums(run, independent, delta, adjacency)
         return
-    length, turns = 1, sampling.participations(run.steps)
+    length, turns, last = 1, sampling.participations(run.steps), math.inf
     while length < _LENGTHS * turns:
         independent = _independent_noise(at_1, noise, response, sampling.groups, length)
         drawn = max(length * users * sampling.probability, 1.0)
         if independent * _LARGEST_SHIFT > drawn:
-            yield gaussian_steps.amplified(run, independent, adjacency, min(length, turns))
+            found = gaussian_steps.amplified(run, independent, adjacency, min(length, turns))
+            yield found
+            epsilon = epsilon_of(found.losses, delta).epsilon
+            if epsilon > 2 * last:  # longer blocks cost even more
+                return
+            last = epsilon
         length *= _LENGTHS
 
 
@@ -178,7 +177,8 @@ def _independent_noise(
 
 @functools.lru_cache(maxsize=8)  # calibration tries one run with many noises
 def _largest_square(run: Run, response: ResponseOf) -> float:
-    return largest_square(run.sampling, response(run))
+    matrix, period = response(run), run.sampling.round_length
+    return matrix.cyclic(period) if run.sampling.periodic else matrix.shuffled(period)
 
 
 @functools.lru_cache(maxsize=64)

@@ -112,7 +112,6 @@ VERDICT: Table = {
     "strong": (always, f"Strong{_PROTECTION}"),
 }
 
-_RELY = " Rely on the proven figure."
 # Topics, each with a table; the first row that applies is used.
 MEANING: Mapping[str, Table] = {
     "belief": {
@@ -199,62 +198,60 @@ MEANING: Mapping[str, Table] = {
         ),
         "no claim": (
             lambda f: math.isinf(f.claimed.epsilon),
-            "The paper's formula gives no finite epsilon for this." + _RELY,
+            "The paper's formula gives no finite epsilon for this.",
         ),
         "other neighbours": (
             lambda f: f.claimed.adjacency != f.proven.adjacency and _replaced(f),
             "Claimed and proven are about different neighbours here: the paper's formula is for "
-            "one record added or removed. Replacing a record costs about twice as much by itself."
-            + _RELY,
+            "one record added or removed. Replacing a record costs about twice as much by itself.",
         ),
         "several runs": (
             lambda f: len(f.runs) > 1,
-            "Claimed and proven may differ for each training, and in how they add up." + _RELY,
+            "Claimed and proven may differ for each training, and in how they add up.",
         ),
         "larger for other lots": (
             lambda f: (
                 f.claimed.epsilon > f.proven.epsilon
                 and not all(run.sampling.coin_flips for run in f.runs)
             ),
-            "Claimed happens to be larger; it does not apply to this sampling." + _RELY,
+            "Claimed happens to be larger; it does not apply to this sampling.",
         ),
         "larger": (
             lambda f: f.claimed.epsilon > f.proven.epsilon,
-            "Claimed is larger: that formula is looser than the theorem about this run." + _RELY,
+            "Claimed is larger: that formula is looser than the theorem about this run.",
         ),
         "means": (
             _any(mechanism_is(SIDPSGD)),
             "Claimed is smaller: the paper counts each step as fresh noise; here the means keep "
-            "earlier gradients." + _RELY,
+            "earlier gradients.",
         ),
         "lots": (
             _any(lambda run: not (run.sampling.coin_flips or isinstance(run.mechanism, Matrix))),
-            "Claimed is smaller: the paper's formula is for Poisson lots, but these are not."
-            + _RELY,
+            "Claimed is smaller: the paper's formula is for Poisson lots, but these are not.",
         ),
         "users": (
             lambda f: f.proven.max_examples_per_user > 1,
             "Claimed is smaller: the paper's formula is for one record, not for all records of "
-            "a user." + _RELY,
+            "a user.",
         ),
         "microbatches": (
             _any(lambda run: run.contribution.microbatch_size > 1),
             "Claimed is smaller: in the paper's formula, one example changes the sum by the clip "
-            "norm; here it changes the mean of its microbatch by twice that." + _RELY,
+            "norm; here it changes the mean of its microbatch by twice that.",
         ),
         "lot statistics": (
             _any(lambda run: run.contribution.batch_statistics),
             "Claimed is smaller: in the paper's formula, one example changes its own gradient "
-            "only; here it changes the statistics of its lot." + _RELY,
+            "only; here it changes the statistics of its lot.",
         ),
         "groups of weights": (
             _any(lambda run: run.contribution.clip_groups > 1),
             "Claimed is smaller: the paper's formula is for gradients clipped once; here each "
-            "group of weights is clipped to the clip norm." + _RELY,
+            "group of weights is clipped to the clip norm.",
         ),
         "smaller": (
             always,
-            f"Claimed is smaller: the paper's formula differs from the proof.{_RELY}",
+            "Claimed is smaller: the paper's formula differs from the proof.",
         ),
     },
 }
@@ -281,4 +278,6 @@ NOT_COVERED = (
 def meaning(facts: Facts) -> dict[str, str]:
     """The sentences that explain the numbers, by topic."""
     found = {topic: first_of(table, facts, f=facts) for topic, table in MEANING.items()}
+    if found["comparison"]:
+        found["comparison"] += " Rely on the proven figure."
     return {topic: sentence for topic, sentence in found.items() if sentence}

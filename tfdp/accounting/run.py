@@ -153,5 +153,7 @@ def check_run(run: Run) -> Run:
 
 
 def check_runs(runs) -> list[Run]:
-    """Returns a sequence of runs as a list; raises ValueError for anything else."""
+    """Returns one run, or a sequence of runs, as a list; raises ValueError for anything else."""
+    if isinstance(runs, Run):
+        return [runs]
     return instances("runs", runs, Run, remedy=_DESCRIBE)

@@ -84,6 +84,11 @@ class Sampling:
         return self.steps_per_epoch if self.whole_epochs else self.groups
 
     @property
+    def periodic(self) -> bool:
+        """Whether the steps in which a record can take part are `round_length` apart."""
+        return self.fixed_order or not self.whole_epochs
+
+    @property
     def probability(self) -> float:
         """Probability that an example is in a lot that can contain it: L/N times `groups`."""
         return self.groups * self.lot_size / self.num_examples

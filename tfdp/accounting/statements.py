@@ -10,9 +10,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tfdp.accounting import wording
+from tfdp.accounting import composition, wording
 from tfdp.accounting.assumptions import START
-from tfdp.accounting.composition import claimed_composition, proven_composition
 from tfdp.accounting.guarantee import Guarantee, format_epsilon, rounded_up
 from tfdp.accounting.ledger import Ledger
 from tfdp.accounting.meaning import NOT_COVERED, NOT_COVERED_SHORT, VERDICT, Facts, meaning
@@ -47,8 +46,12 @@ class Statement:
       >>> from tfdp.accounting import Statement, describe
       >>> run = describe("dpsgd", "cyclic", num_examples=1000, lot_size=100, steps=20,
       ...                noise_multiplier=4.0)
-      >>> print(Statement.of(run, delta=1e-4).markdown().splitlines()[0])
-      ## Privacy
+      >>> print(Statement.of(run, delta=1e-4).text())
+      Verdict:  Moderate protection of each record against anyone who sees the weights, ...
+      Attacker: An observer who starts at 50:50 ends at most 75.9% sure whether a record was used, ...
+      Proven:   epsilon 1.145 at delta 0.0001 (zero_out), if trained as planned: dpsgd, 20 steps ...
+      Claimed:  epsilon ...
+      Confirm:  initial weights independent of these data; ... For details: full=True.
     """
 
     verdict: str
@@ -79,9 +82,9 @@ class Statement:
           adjacency: Neighbouring relation of the proven guarantee.
           planned: Whether the runs are plans that tfdp has not executed.
         """
-        runs = [runs_or_run] if isinstance(runs_or_run, Run) else check_runs(runs_or_run)
-        proven = proven_composition(runs, delta, adjacency)
-        claimed = claimed_composition(runs, delta, adjacency)
+        runs = check_runs(runs_or_run)
+        proven = composition.proven(runs, delta, adjacency)
+        claimed = composition.claimed(runs, delta, adjacency)
         return cls.from_guarantees(runs, claimed, proven, planned=planned)
 
     @classmethod
@@ -250,9 +253,8 @@ def _of_the_best(trials, delta, adjacency, mean):
     """The statement of the best of a random number of trials, which does not reveal that number."""
     runs = [ledger.runs for ledger in trials]
     proven = of_random_search(runs, delta, adjacency, mean)
-    claimed = max(
-        (claimed_composition(each, delta, adjacency) for each in runs), key=lambda g: g.epsilon
-    )
+    claims = (composition.claimed(each, delta, adjacency) for each in runs)
+    claimed = max(claims, key=lambda claim: claim.epsilon)
     together = [run for each in runs for run in each]
     said = Statement.from_guarantees(together, claimed, proven, planned=False)
     return dataclasses.replace(
@@ -281,34 +283,3 @@ class StatementText(str):
 
     def _repr_html_(self) -> str:
         return self.html
-
-
-def statement(
-    runs_or_run: Run | Sequence[Run],
-    delta: float,
-    adjacency: str = "zero_out",
-    *,
-    planned: bool = True,
-    full: bool = False,
-) -> str:
-    """Text of `Statement.of`: five lines, or with `full` all assumptions, explanations and limits.
-
-    Args:
-      runs_or_run: One run, or all runs on the same data.
-      delta: Probability in (0, 1).
-      adjacency: "zero_out", "replace_one" or "add_or_remove_one".
-      planned: Whether the runs are plans that tfdp has not executed.
-      full: Whether to return the full text.
-
-    Example:
-      >>> from tfdp.accounting import describe, statement
-      >>> run = describe("dpsgd", "cyclic", num_examples=1000, lot_size=100, steps=20,
-      ...                noise_multiplier=4.0)
-      >>> print(statement(run, delta=1e-4))
-      Verdict:  Moderate protection of each record against anyone who sees the weights, ...
-      Attacker: An observer who starts at 50:50 ends at most 75.9% sure whether a record was used, ...
-      Proven:   epsilon 1.145 at delta 0.0001 (zero_out), if trained as planned: dpsgd, 20 steps ...
-      Claimed:  epsilon ...
-      Confirm:  initial weights independent of these data; ... For details: full=True.
-    """
-    return StatementText.of(Statement.of(runs_or_run, delta, adjacency, planned=planned), full)

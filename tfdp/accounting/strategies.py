@@ -118,18 +118,13 @@ def inverse(coefficients: np.ndarray, steps: int) -> np.ndarray:
     return _filtered(coefficients, impulse)
 
 
-def prefix_noise(coefficients: np.ndarray, steps: int) -> np.ndarray:
-    """Standard deviation of the noise on every prefix sum if z has standard deviation 1."""
-    return np.sqrt(np.cumsum(np.cumsum(inverse(coefficients, steps)) ** 2))
-
-
 def losses(coefficients: np.ndarray, steps: int) -> tuple[float, float]:
-    """Root mean square and largest value of `prefix_noise`.
+    """Root mean square and largest standard deviation of the noise on the prefix sums, for N(0, I) z.
 
     Multiplied by the sensitivity of the strategy, they are the noise on the prefix sums at mu = 1.
     """
-    deviations = prefix_noise(coefficients, steps)
-    return float(np.sqrt(np.mean(deviations**2))), float(deviations[-1])
+    squares = np.cumsum(np.cumsum(inverse(coefficients, steps)) ** 2)
+    return math.sqrt(np.mean(squares)), math.sqrt(squares[-1])
 
 
 def optimized(steps: int, bands: int | None, objective: str = "mean") -> np.ndarray:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tfdp._interruptions import Interruptions
-from tfdp.accounting import Run, proven_composition
+from tfdp.accounting import Run, proven
 from tfdp.accounting.guarantee import format_epsilon
 from tfdp.experiments.command import Point
 from tfdp.experiments.run_folder import read_record
@@ -73,7 +73,7 @@ def _together(private) -> str:
     if len(kinds) != 1 or len(runs) < 2:
         return ""
     (_, delta, adjacency) = kinds.pop()
-    found = proven_composition(runs, delta, adjacency)
+    found = proven(runs, delta, adjacency)
     return (
         f"All {len(runs)} trainings together: proven epsilon {format_epsilon(found.epsilon)} at delta "
         f"= {delta:g}. This is the cost of releasing several of them, or the best one."

@@ -361,7 +361,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         if self._delta is None and privacy.budget is None:
             return ""
         delta, adjacency = privacy.delta_and_adjacency(self._delta, self._adjacency)
-        spent = accounting.proven_composition(runs, delta, adjacency)
+        spent = accounting.proven(runs, delta, adjacency)
         return (
             f" (proven epsilon {format_epsilon(spent.epsilon)} at delta {delta:g}, adjacency "
             f"{spent.adjacency})"

@@ -20,7 +20,6 @@ from tfdp.accounting import (
     max_steps,
     noise_for,
     proven,
-    proven_composition,
 )
 
 DELTA = 1e-5
@@ -104,7 +103,7 @@ class MechanismSuite:
 
     def test_segments_cost_no_less_than_one(self):
         alone = proven(self.RUN, DELTA).epsilon
-        assert proven_composition([self.RUN, self.RUN], DELTA).epsilon >= alone
+        assert proven([self.RUN, self.RUN], DELTA).epsilon >= alone
 
     def test_curve_and_calibration(self):
         counts = [0, self.steps // 2, self.steps]

@@ -13,7 +13,6 @@ from tfdp.accounting import (
     encoded_steps,
     noise_for,
     proven,
-    proven_composition,
 )
 from tfdp.accounting.encoding import normal_quantiles
 from tfdp.accounting.numerics.noise_families import fisher_information, log_density, log_ratio
@@ -249,15 +248,15 @@ def test_whole_data_lots_are_not_amplified():
 
 def test_composition():
     half = vary(MNIST, steps=7031)
-    two = proven_composition([half, half], DELTA)
+    two = proven([half, half], DELTA)
     assert two.epsilon == pytest.approx(proven(MNIST, DELTA).epsilon, rel=1e-9)
     dpsgd = vary(MNIST, mechanism="dpsgd", steps=1000)
     cyclic = vary(dpsgd, sampling="cyclic", noise_multiplier=20.0)
-    mixed = proven_composition([MNIST, dpsgd, cyclic], DELTA)
+    mixed = proven([MNIST, dpsgd, cyclic], DELTA)
     alone = [proven(run, DELTA).epsilon for run in (MNIST, dpsgd, cyclic)]
     assert max(alone) < mixed.epsilon < sum(alone)
     microbatches = vary(dpsgd, microbatch_size=2, noise_multiplier=20.0)
-    together = proven_composition([MNIST, microbatches], DELTA).epsilon
+    together = proven([MNIST, microbatches], DELTA).epsilon
     assert proven(MNIST, DELTA).epsilon < together < proven(MNIST, DELTA).epsilon * 1.2
 
 

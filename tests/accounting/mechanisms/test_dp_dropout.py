@@ -7,11 +7,9 @@ import pytest
 from tests.accounting.varying import vary
 from tfdp.accounting import (
     claimed,
-    claimed_composition,
     describe,
     noise_for,
     proven,
-    proven_composition,
 )
 from tfdp.accounting.claims import READINGS, claimed_sigma_epsilon
 
@@ -93,12 +91,12 @@ def test_claims_are_monotone(reading):
 
 def test_segments():
     half = vary(MNIST, steps=10000)
-    assert claimed_composition([half, half], DELTA).epsilon == claimed(MNIST, DELTA).epsilon
-    assert proven_composition([half, half], DELTA).epsilon == pytest.approx(
+    assert claimed([half, half], DELTA).epsilon == claimed(MNIST, DELTA).epsilon
+    assert proven([half, half], DELTA).epsilon == pytest.approx(
         proven(MNIST, DELTA).epsilon, rel=1e-3
     )
     other = vary(half, noise_multiplier=30.0)
-    split = claimed_composition([half, other], DELTA)
+    split = claimed([half, other], DELTA)
     parts = [claimed(run, DELTA / 2).epsilon for run in (half, other)]
     assert split.epsilon == pytest.approx(sum(parts))
 

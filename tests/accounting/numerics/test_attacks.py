@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tfdp.accounting import curve, describe, noise_for, proven
+from tfdp.accounting import describe, noise_for, proven
 from tfdp.accounting.numerics import attacks, gaussian
 
 
@@ -20,7 +20,7 @@ def test_shifted_gaussians(mu):
     for fpr in (1e-4, 0.01, 0.3, 0.9):
         best = stats.norm.cdf(stats.norm.ppf(fpr) + mu)
         assert best * (1 - 1e-9) <= attacks.largest_tpr(known, fpr) <= best * (1 + 1e-6)
-    assert attacks.advantage(known) == pytest.approx(2 * stats.norm.cdf(mu / 2) - 1)
+    assert known(0.0) == pytest.approx(2 * stats.norm.cdf(mu / 2) - 1)
 
 
 @pytest.mark.parametrize("mu", [0.2, 0.5, 1.0, 2.0])
@@ -34,7 +34,7 @@ def test_large_losses_are_no_rarer_than_stated(mu):
 def test_one_point(epsilon, delta):
     known = attacks.of_one_point(epsilon, delta)
     advantage = (math.exp(epsilon) - 1 + 2 * delta) / (math.exp(epsilon) + 1)
-    assert attacks.advantage(known) == pytest.approx(advantage)
+    assert known(0.0) == pytest.approx(advantage)
     tpr = attacks.largest_tpr(known, 0.01)
     assert tpr == pytest.approx(min(math.exp(epsilon) * 0.01 + delta, 1.0), rel=1e-4)
 
@@ -72,7 +72,7 @@ def test_the_trade_off_of_one_point(epsilon):
 
 def test_nothing_is_promised_where_nothing_is_proven():
     run = describe("dpsgd", "poisson", num_examples=100, lot_size=10, steps=1, noise_multiplier=0.0)
-    fprs, fnrs = curve(run)
+    fprs, fnrs = proven(run, 1e-6).curve()
     assert fprs.tolist() == [0, 1] and fnrs.tolist() == [0, 0]
 
 
@@ -91,14 +91,14 @@ def test_the_trade_off_of_runs(fields, adjacency):
     base = {"num_examples": 1000, "lot_size": 50, "steps": 40, "noise_multiplier": 1.2}
     run = describe("dpsgd", **({"sampling": "poisson"} | base | fields))
     found = proven(run, 1e-6, adjacency)
-    fprs, fnrs = curve(run, 1e-6, adjacency)
+    fprs, fnrs = found.curve()
     check_shape(fprs, fnrs)
     assert np.max(1 - fprs - fnrs) == pytest.approx(found.advantage, rel=1e-6)
     for fpr in (1e-4, 1e-2, 0.3):
         assert (
             found.tpr(fpr) * (1 - 1e-9) <= 1 - np.interp(fpr, fprs, fnrs) <= 1.01 * found.tpr(fpr)
         )
-    twice = np.interp(0.01, *curve([run, run], 1e-6, adjacency))
+    twice = np.interp(0.01, *proven([run, run], 1e-6, adjacency).curve())
     assert twice < np.interp(0.01, fprs, fnrs)
 
 
@@ -122,7 +122,7 @@ def test_subsampled_steps():
     for fpr in (0.01, 0.1):
         best = best_tpr(0.2, 0.8, 4, fpr)
         assert best * 0.98 <= found.tpr(fpr) <= best * 1.03
-    assert found.advantage < attacks.advantage(attacks.of_one_point(found.epsilon, 1e-5))
+    assert found.advantage < attacks.of_one_point(found.epsilon, 1e-5)(0.0)
     assert found.to_dict()["advantage"] == found.advantage
 
 

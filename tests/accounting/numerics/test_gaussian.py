@@ -45,11 +45,3 @@ def test_mixture_solves_the_averaged_profile():
     assert total == pytest.approx(1e-2, rel=1e-9)
     assert total <= 1e-2 * (1 + 1e-13)
     assert gaussian.epsilon_of_mixture(squares, chances, 1e-2, 1e-2) == math.inf
-
-
-@settings(max_examples=10, deadline=None)
-@given(epsilon=st.floats(1e-9, 1e4), delta=st.floats(1e-10, 0.1))
-def test_mu_of_epsilon_is_the_inverse(epsilon, delta):
-    mu = gaussian.mu_of_epsilon(epsilon, delta)
-    assert gaussian.epsilon_of_mu(mu * (1 - 1e-3), delta) <= epsilon
-    assert gaussian.epsilon_of_mu(mu * (1 + 1e-3), delta) > epsilon

@@ -78,11 +78,6 @@ def lower_hull(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return x[kept], y[kept]
 
 
-def advantage(curve: Curve) -> float:
-    """Largest difference of true and false positive rate: the total variation distance."""
-    return min(curve(0.0), 1.0)
-
-
 def chance_of_more(curve: Curve, epsilon: float) -> float:
     """Upper bound on the chance of a privacy loss above a positive epsilon.
 

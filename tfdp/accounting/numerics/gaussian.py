@@ -74,13 +74,3 @@ def epsilon_of_mixture(
     while excess(root) > 0:  # an epsilon below the root would understate the loss
         root, step = root * (1 + step), 2 * step
     return root
-
-
-def mu_of_epsilon(epsilon: float, delta: float) -> float:
-    """Approximate mu for which a mu-GDP mechanism is (epsilon, delta)-DP; a search starts from it."""
-    target = math.log(delta)
-
-    def excess(log_mu: float) -> float:
-        return max(float(log_delta(epsilon, math.exp(log_mu))), -700.0) - target
-
-    return math.exp(optimize.brentq(excess, -30.0, 30.0, xtol=1e-9))

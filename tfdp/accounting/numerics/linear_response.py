@@ -18,24 +18,11 @@ The matrix is never formed; scalar recursions over the steps replace it.
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator
-from typing import Protocol
 
 import numpy as np
 
 from tfdp.accounting.mechanisms import SIDPSGD, Matrix
 from tfdp.accounting.run import Run
-from tfdp.accounting.sampling import Sampling
-
-
-class Response(Protocol):
-    """The matrix W: bounds on ||W m||^2 over all steps, for the patterns m that a sampling allows."""
-
-    def cyclic(self, period: int) -> float:
-        """||W m||^2 of the worst record that is in every `period`-th step."""
-
-    def shuffled(self, period: int) -> float:
-        """Bound for a record in one step of every epoch of `period` steps."""
-
 
 # Largest number of blocks whose inner products are written out, and of entries of their columns.
 _BLOCKS, _ENTRIES = 512, 4_000_000
@@ -50,15 +37,9 @@ def largest_root(products: np.ndarray) -> float:
     return float(roots[-1] - min(roots[0], 0.0)) * (1 + 1e-10)
 
 
-def largest_square(sampling: Sampling, response: Response) -> float:
-    """Largest ||W m||^2 over records and draws."""
-    periodic = sampling.fixed_order or not sampling.whole_epochs
-    return (response.cyclic if periodic else response.shuffled)(sampling.round_length)
-
-
 @dataclasses.dataclass(frozen=True)
 class Dynamics:
-    """Per-step coefficients of the recursion, as arrays of length T; the `Response` of SI-DPSGD.
+    """Per-step coefficients of the recursion, as arrays of length T: the matrix W of SI-DPSGD.
 
     Attributes:
       lr: Learning rates lr_t of the means.
@@ -121,6 +102,7 @@ class Dynamics:
         return total
 
     def cyclic(self, period: int) -> float:
+        """||W m||^2 of the worst record that is in every `period`-th step."""
         offsets = 1 if self.non_increasing else min(period, len(self.lr))
         return float(np.max(self.squared_response(self._patterns(offsets, period))))
 
@@ -154,7 +136,9 @@ class Dynamics:
         return largest_root(columns.T @ columns)
 
     def shuffled(self, period: int) -> float:
-        """With U_e[t] = max of W[t, s] over the steps s <= t of epoch e, W m <= sum_e U_e row by row,
+        """Bound on ||W m||^2 for a record in one step of every epoch of `period` steps.
+
+        With U_e[t] = max of W[t, s] over the steps s <= t of epoch e, W m <= sum_e U_e row by row,
         whatever the permutations are. `full_columns` bounds the entries of a column in all rows.
         """
         if self.non_increasing:  # the earliest participation is the worst in every epoch
@@ -203,7 +187,7 @@ class Dynamics:
 
 @dataclasses.dataclass(frozen=True)
 class Toeplitz:
-    """A lower-triangular Toeplitz matrix, the response of a `Matrix` mechanism.
+    """A lower-triangular Toeplitz matrix, the W of a `Matrix` mechanism.
 
     `first` has the magnitudes of the first column from the diagonal downwards, then zeros.
     """
@@ -219,12 +203,15 @@ class Toeplitz:
 
     def cyclic(self, period: int) -> float:
         """Offset 0 is the worst: a later start gives the same pattern, cut short."""
-        rows = -(-self.steps // period)
-        padded = np.zeros(rows * period)
-        padded[: len(self.first)] = self.first
         # Entry t of C m is the sum of c_t, c_{t-b}, c_{t-2b}, ...: a running sum down the columns.
-        response = np.cumsum(padded.reshape(rows, period), axis=0).reshape(-1)[: self.steps]
+        response = np.cumsum(self._folded(period), axis=0).reshape(-1)[: self.steps]
         return float(np.sum(response**2))
+
+    def _folded(self, period: int) -> np.ndarray:
+        """The first column with zeros, in rows of `period`."""
+        padded = np.zeros(-(-self.steps // period) * period)
+        padded[: len(self.first)] = self.first
+        return padded.reshape(-1, period)
 
     def shuffled(self, period: int) -> float:
         """Upper bound: sum of the largest inner products that columns of two epochs can have.
@@ -255,10 +242,7 @@ class Toeplitz:
         """As `Dynamics.joint_square`; a sequence that does not increase gives the inner products."""
         starts = np.arange(0, self.steps, period * length)
         if length == 1 and len(starts) > _BLOCKS:  # the largest sum of a row is a bound
-            rows = -(-len(self.first) // period)
-            padded = np.zeros(rows * period)
-            padded[: len(self.first)] = self.first
-            return float(np.sum(padded.reshape(rows, period).sum(axis=0) ** 2))
+            return float(np.sum(self._folded(period).sum(axis=0) ** 2))
         if len(starts) > _BLOCKS:
             return math.inf
         c = self._falling()

@@ -18,7 +18,7 @@ dp_accounting computes the same distributions, point by point in Python; the tes
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from scipy import fft, optimize
@@ -27,6 +27,8 @@ from scipy import fft, optimize
 _TRUNCATED = 1e-15
 # About the number of points from which a Chernoff bound is computed.
 _COARSE = 4096
+# Nodes of the quadrature of a cell.
+_NODES = 4
 # Largest excess over 1 of a sum of probabilities that counts as rounding.
 _LARGEST_ROUNDING = 1e-6
 
@@ -164,6 +166,30 @@ class LossDistribution:
 
 
 # ---------------------------------------------------------------------- one round
+
+
+def of_cells(
+    x: np.ndarray, logs: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], infinite: float
+) -> Losses:
+    """Cuts a line at `x`, and puts each cell's masses under P and Q onto the losses of its two ends.
+
+    `logs` gives the logs of the density of P, and of P over Q. In a cell, the loss has to lie between
+    those of its ends. The result is a set of chords of the curve of hockey-stick divergences.
+    """
+    losses = np.maximum(logs(x)[1], 0.0)
+    lower, upper = np.minimum(losses[:-1], losses[1:]), np.maximum(losses[:-1], losses[1:])
+    mass, at_upper = np.zeros(len(x) - 1), np.zeros(len(x) - 1)
+    for node, weight in zip(*np.polynomial.legendre.leggauss(_NODES), strict=True):
+        density, loss = logs(x[:-1] + np.diff(x) * (1 + node) / 2)
+        chance = np.diff(x) / 2 * weight * np.exp(density)
+        mass += chance
+        at_upper += chance * -np.expm1(lower - loss)
+    width = -np.expm1(lower - upper)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        at_upper = np.where(width > 0, np.clip(at_upper / width, 0.0, mass), mass)
+    return Losses(
+        np.concatenate([lower, upper]), np.concatenate([mass - at_upper, at_upper]), infinite
+    )
 
 
 def one_round(

@@ -48,7 +48,6 @@ positive one of the other.
 """
 
 import dataclasses
-import functools
 import math
 
 import numpy as np
@@ -56,18 +55,17 @@ from scipy import optimize, special
 
 from tfdp._validate import fraction, one_of, positive
 from tfdp.accounting.numerics import allocation, replaced_allocation, shifted_noise
-from tfdp.accounting.numerics.loss_grid import Losses
+from tfdp.accounting.numerics.loss_grid import Losses, of_cells
 
 PAIRS = ("add", "replace", "slot", "triangle", "allocation", "replaced_allocation", "shifted_noise")
 
 # Mass that may remain beyond the last loss; it counts as a complete loss.
 _TAIL = 1e-20
-# Largest width of a cell, and about the largest number of cells.
-_WIDTH, _CELLS = 0.01, 1_000_000
+# Largest width of a cell, and of its losses: as a number, and as a share of their size. This share
+# adds at most 2e-8 of the mean square of the loss to its variance.
+_WIDTH, _WIDE, _SHARE = 0.01, 0.05, 5e-4
 # Largest exponent whose exponential is a float.
 _LARGEST_EXPONENT = 700.0
-# Node of Gauss-Legendre quadrature with two nodes, whose weights are 1.
-_NODES = (-1 / math.sqrt(3), 1 / math.sqrt(3))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,19 +118,21 @@ class Gaussians:
     def log_over_standard(self, x: np.ndarray) -> np.ndarray:
         """log of the density over that of N(0), accurate where it is small and where it is large."""
         x = np.asarray(x, float)
-        exponents = [c * x - c * c / 2 for c in self.centres]
-        near = np.zeros_like(x)
-        for weight, exponent in zip(self.weights, exponents, strict=True):
+        near, largest = np.zeros_like(x), np.zeros_like(x)
+        for weight, c in zip(self.weights, self.centres, strict=True):
+            exponent = c * x - c * c / 2
+            largest = np.maximum(largest, exponent)
             near += weight * np.expm1(np.minimum(exponent, _LARGEST_EXPONENT))
         result = np.log1p(np.maximum(near, -0.5))
-        # Even the term of a tiny weight counts where the exponent is large.
-        far = (near < -0.5) | (near > 1e6)
-        for exponent in exponents:
-            far |= exponent > _LARGEST_EXPONENT
+        # Where the sum cancels, or a term is no float, the logarithms of the terms are added.
+        far = (near < -0.5) | (largest > _LARGEST_EXPONENT)
         if np.any(far):
-            terms = [math.log(w) + e[far] for w, e in zip(self.weights, exponents, strict=True)]
-            terms += [np.full_like(terms[0], math.log(self.rest))] if self.rest else []
-            result[far] = functools.reduce(np.logaddexp, terms)
+            with np.errstate(divide="ignore"):
+                logs = np.log(np.append(self.weights, self.rest))
+            centres = np.append(self.centres, 0.0)
+            terms = np.multiply.outer(centres, x[far]) + (logs - centres**2 / 2)[:, None]
+            most = terms.max(axis=0)
+            result[far] = most + np.log(np.exp(terms - most).sum(axis=0))
         return result
 
     @property
@@ -189,32 +189,17 @@ def mean_square(part: Component) -> float:
     Under the distribution with it, outcomes that hardly ever occur would dominate the mean.
     """
     if part.pair.endswith("allocation"):
-        return _variance_of_an_epoch(part)
+        square = min(part.multiplier**-2, 50.0)
+        chi_square = math.expm1(square)
+        if part.pair == "replaced_allocation":
+            chi_square = 2 * (chi_square - math.expm1(-square))
+        return part.probability * chi_square
     part = part.like_gaussian
     x = np.linspace(-8.0, 8.0, 161)
     density = np.exp(-(x**2) / 2)
     with_, _ = orders(dataclasses.replace(part, pair="add"))[0]
     losses = np.clip(with_.log_over_standard(x), -700.0, 700.0)
     return float(density @ losses**2 / density.sum())
-
-
-def _variance_of_an_epoch(part: Component) -> float:
-    square = min(part.multiplier**-2, 50.0)
-    if part.pair == "allocation":
-        return part.probability * math.expm1(square)
-    return 2 * part.probability * (math.expm1(square) - math.expm1(-square))
-
-
-def variance(part: Component, noise: float) -> float:
-    """Approximate variance of one round's density ratio, with all noise multiplied by `noise`."""
-    part = dataclasses.replace(part, multiplier=part.multiplier * noise).like_gaussian
-    if part.pair.endswith("allocation"):
-        return _variance_of_an_epoch(part)
-    p, q = orders(part)[0]
-    weights = np.concatenate([p.weights, -q.weights])
-    centres = np.concatenate([p.centres, q.centres])
-    centres *= min(4.0 / np.abs(centres).max(), 1.0)  # avoids overflow
-    return float(weights @ np.expm1(np.outer(centres, centres)) @ weights)
 
 
 def positive_losses(part: Component, fineness: float) -> tuple[Losses, Losses]:
@@ -234,36 +219,27 @@ def positive_losses(part: Component, fineness: float) -> tuple[Losses, Losses]:
     return one, (one if backward is forward else _losses(*backward, part.weight, fineness))
 
 
+def _spaced(step: float, end: float) -> np.ndarray:
+    """Losses up to `end`, `step` apart as long as they are small, and then a share of their size."""
+    near = step / _SHARE
+    ends = [min(near, end), min(max(near, _WIDE / _SHARE), end), end]
+    even = np.arange(step, ends[0], step)
+    growing = np.exp(np.arange(math.log(near), math.log(max(ends[1], near)), _SHARE))
+    return np.concatenate([even, growing, np.arange(ends[1], end, max(_WIDE, step))])
+
+
 def _losses(p: Gaussians, q: Gaussians, weight: float, fineness: float) -> Losses:
-    """Cuts the line into cells, and puts each cell's masses under P and Q onto its two ends.
-
-    The curve of hockey-stick divergences over e^epsilon is convex. The result is a set of its chords,
-    which lie above it (Doroshenko et al. 2022).
-    """
-
-    def ratio(x):
-        return p.log_over_standard(x) - q.log_over_standard(x)
+    def logs(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        of_p = p.log_over_standard(x)
+        density = of_p - x * x / 2 - math.log(2 * math.pi) / 2
+        return density, of_p - q.log_over_standard(x)
 
     end = _end(p, weight)
     low = min(p.ends[0], q.ends[0]) - 40.0
-    start = optimize.brentq(lambda x: float(ratio(np.array([x]))[0]), low, end, xtol=1e-13)
+    start = optimize.brentq(lambda x: float(logs(np.array([x]))[1][0]), low, end, xtol=1e-13)
     x = np.linspace(start, end, math.ceil((end - start) / _WIDTH) + 2)
-    coarse = np.maximum.accumulate(np.maximum(ratio(x), 0.0))
+    coarse = np.maximum.accumulate(np.maximum(logs(x)[1], 0.0))
     # Outcomes of a small weight may be coarser.
-    step = max(fineness / math.sqrt(weight), coarse[-1] / _CELLS)
-    x = np.sort(np.concatenate([x, np.interp(np.arange(step, coarse[-1], step), coarse, x)]))
-    losses = np.maximum.accumulate(np.maximum(ratio(x), 0.0))
-    mass, upper = np.zeros(len(x) - 1), np.zeros(len(x) - 1)
-    for node in _NODES:
-        inside = x[:-1] + np.diff(x) * (1 + node) / 2
-        of_p = p.log_over_standard(inside)
-        density = np.diff(x) / 2 * np.exp(of_p - inside**2 / 2) / math.sqrt(2 * math.pi)
-        mass += density
-        upper += density * -np.expm1(losses[:-1] - (of_p - q.log_over_standard(inside)))
-    width = -np.expm1(losses[:-1] - losses[1:])
-    with np.errstate(divide="ignore", invalid="ignore"):
-        upper = np.where(width > 0, np.clip(upper / width, 0.0, mass), mass)
-    chances = np.zeros(len(x))
-    chances[1:] = upper
-    chances[:-1] += mass - upper
-    return Losses(losses, chances, min(2 * (len(p.weights) + 1) * _TAIL / weight, 0.5))
+    among = _spaced(fineness / math.sqrt(weight), coarse[-1])
+    x = np.sort(np.concatenate([x, np.interp(among, coarse, x)]))
+    return of_cells(x, logs, min(2 * (len(p.weights) + 1) * _TAIL / weight, 0.5))

@@ -21,10 +21,9 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import optimize
 
 from tfdp.accounting.numerics import attacks, gaussian
-from tfdp.accounting.numerics.pairs import Component, variance
+from tfdp.accounting.numerics.pairs import Component
 from tfdp.accounting.numerics.subsampled import SubsampledLoss, composed, renyi_divergences
 
 # Largest number of different values of a random mu that is composed with amplified steps.
@@ -92,13 +91,10 @@ def epsilon_of(losses: Sequence[Loss], delta: float) -> Spent:
     if steps:
         spent = _spent_by_steps(steps, delta)
         return dataclasses.replace(spent, details=dict(spent.details))
-    if not random:
-        return Spent(
-            gaussian.epsilon_of_mu(mu, delta), mu, {"conversion": "exact Gaussian profile"}
-        )
-    squares, probabilities, overflow = _add_random(random, mu * mu)
-    epsilon = gaussian.epsilon_of_mixture(squares, probabilities, overflow, delta)
-    return Spent(epsilon, None, {"conversion": "average of Gaussian profiles"})
+    epsilon = gaussian.epsilon_of_mixture(*_add_random(random, mu * mu), delta)
+    if random:
+        return Spent(epsilon, None, {"conversion": "average of Gaussian profiles"})
+    return Spent(epsilon, mu, {"conversion": "exact Gaussian profile"})
 
 
 def curve_of(losses: Sequence[Loss], delta: float) -> attacks.Curve:
@@ -113,41 +109,10 @@ def curve_of(losses: Sequence[Loss], delta: float) -> attacks.Curve:
             return lambda at: min(min(each.delta(at) for each in found) + overflow, 1.0)
         divergences, left_out = _renyi(steps)
         return lambda at: min(_renyi_delta(divergences, at) + left_out, 1.0)
-    squares, probabilities, overflow = np.array([mu * mu]), np.array([1.0]), 0.0
-    if random:
-        squares, probabilities, overflow = _add_random(random, mu * mu)
+    squares, probabilities, overflow = _add_random(random, mu * mu)
     some = squares > 0
     roots, chances = np.sqrt(squares[some]), probabilities[some]
     return lambda at: overflow + float(chances @ np.exp(gaussian.log_delta(at, roots)))
-
-
-def typical_noise(losses: Sequence[Loss], mu: float) -> float:
-    """Noise factor at which losses are about as private as a mu-GDP mechanism; 1 without losses.
-
-    By the central limit theorem for privacy losses (Bu, Dong, Long, Su 2020), mu^2 is about the sum of
-    the variances. A starting point for searches, not a bound.
-    """
-
-    def excess(log_noise: float) -> float:
-        variance = sum(_variance(loss, math.exp(log_noise)) for loss in losses)
-        return math.log(max(variance, 1e-300) / (mu * mu))
-
-    low, high = math.log(1e-9), math.log(1e12)
-    if not excess(low) > 0 > excess(high):
-        return 1.0
-    return math.exp(optimize.brentq(excess, low, high, xtol=1e-4))
-
-
-def _variance(loss: Loss, noise: float) -> float:
-    """Approximate variance of the density ratio, with all noise multiplied by `noise`."""
-    if isinstance(loss, GaussianLoss):
-        return (loss.mu / noise) ** 2
-    if isinstance(loss, RandomGaussianLoss):
-        squares, probabilities, _ = loss.finite
-        return float(squares @ probabilities) / noise**2
-    if isinstance(loss, RenyiLoss):
-        return loss.steps * math.expm1(min(loss.divergences[ORDERS.index(2)], 50.0)) / noise**2
-    return loss.steps * sum(part.weight * variance(part, noise) for part in loss.components)
 
 
 def rdp_to_epsilon(rdp: ArrayLike, delta: float, orders: ArrayLike = ORDERS) -> tuple[float, float]:
@@ -220,7 +185,9 @@ def _mixture(loss: RandomGaussianLoss) -> SubsampledLoss:
     return SubsampledLoss(tuple(parts), 1, overflow)
 
 
-def _add_random(random: Sequence[RandomGaussianLoss], constant: float, points: int = 4096):
+def _add_random(
+    random: Sequence[RandomGaussianLoss], constant: float, points: int = 4096
+) -> tuple[np.ndarray, np.ndarray, float]:
     """(squares, probabilities, overflow) of `constant` plus a sum of independent mu^2."""
     laws = [loss.finite for loss in random]
     overflow = sum(missing for _, _, missing in laws)

@@ -210,19 +210,19 @@ def _reach(largest: float) -> float:
 def _interpolant(family: str, largest: float, orders: tuple, degrees_of_freedom: float | None):
     """Chebyshev coefficients of log I_k(t) / t^2 in t^2 on [0, largest^2]; inf if not converged."""
     nodes = _FEW_NODES if largest <= _SMALL else _NODES
-    angles = np.pi * (np.arange(nodes) + 0.5) / nodes
-    squares = np.maximum((np.cos(angles) + 1) / 2 * largest**2, 1e-16)
     k = np.asarray(orders)
     most = np.where(k > _CONSECUTIVE, _LARGEST_INTERPOLATED, _LARGEST_SHIFT_TIMES_ORDER)
-    known = k * math.sqrt(squares[0]) <= most
-    values = log_moments(family, np.sqrt(squares), np.asarray(orders)[known], degrees_of_freedom)
-    values = values / squares[:, None]
-    finite = np.all(np.isfinite(values), axis=0)
-    basis = np.cos(np.outer(np.arange(nodes), angles))
-    coefficients = 2 / nodes * basis @ np.where(finite, values, 0.0)
-    coefficients[0] /= 2
-    tail = np.abs(coefficients[-3:]).max(axis=0)
-    converged = finite & (tail <= _INTERPOLATION_TOLERANCE * np.abs(coefficients[0]))
+    known = k * largest <= most
+
+    def values(x: np.ndarray) -> np.ndarray:
+        squares = np.maximum((x + 1) / 2 * largest**2, 1e-16)
+        found = log_moments(family, np.sqrt(squares), k[known], degrees_of_freedom)
+        return found / squares[:, None]
+
+    with np.errstate(invalid="ignore"):  # an infinite value makes its order's coefficients NaN
+        coefficients = chebyshev.chebinterpolate(values, nodes - 1)  # type: ignore[type-var]
+        tail = np.abs(coefficients[-3:]).max(axis=0)
+        converged = tail <= _INTERPOLATION_TOLERANCE * np.abs(coefficients[0])
     result = np.full((nodes, len(orders)), np.inf)
     result[:, known] = np.where(converged, coefficients, np.inf)
     return result

@@ -21,7 +21,7 @@ import numpy as np
 from scipy import special
 
 from tfdp.accounting.numerics import loss_grid
-from tfdp.accounting.numerics.loss_grid import Losses
+from tfdp.accounting.numerics.loss_grid import Losses, of_cells
 from tfdp.accounting.numerics.noise_families import (
     GAUSSIAN,
     degrees,
@@ -32,7 +32,7 @@ from tfdp.accounting.numerics.noise_families import (
 
 # Cells of a coordinate are even in u with x = t/2 + sinh(u), up to an end with a negligible tail, and
 # points from t/2 to t, where the loss of Laplace noise rises.
-_CELLS, _END, _NODES, _AMONG = 4000, 40.0, 4, 65
+_CELLS, _END, _AMONG = 4000, 40.0, 65
 # Chance beyond the cells of Gaussian noise, and points of the grid for each standard deviation.
 _TAIL, _POINTS = 1e-20, 2000
 
@@ -68,20 +68,12 @@ def coordinate(family: str, shift: float, degrees_of_freedom: float | None = Non
     if family == GAUSSIAN:
         x = x[x < shift - special.ndtri(_TAIL)]
     x = np.sort(np.concatenate([x, among, top]))
-    losses = log_ratio(family, x, shift, degrees_of_freedom)
-    lower, upper = np.minimum(losses[:-1], losses[1:]), np.maximum(losses[:-1], losses[1:])
-    mass, at_upper = np.zeros(len(x) - 1), np.zeros(len(x) - 1)
-    for node, weight in zip(*np.polynomial.legendre.leggauss(_NODES), strict=True):
-        inside = x[:-1] + np.diff(x) * (1 + node) / 2
-        of_p = np.exp(log_density(family, inside - shift, degrees_of_freedom))
-        chance = np.diff(x) / 2 * weight * of_p
-        mass += chance
-        at_upper += chance * -np.expm1(lower - log_ratio(family, inside, shift, degrees_of_freedom))
-    width = -np.expm1(lower - upper)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        at_upper = np.where(width > 0, np.clip(at_upper / width, 0.0, mass), mass)
-    values = np.maximum(np.concatenate([lower, upper]), 0.0)
-    return Losses(values, np.concatenate([mass - at_upper, at_upper]), _TAIL)
+
+    def logs(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        density = log_density(family, x - shift, degrees_of_freedom)
+        return density, log_ratio(family, x, shift, degrees_of_freedom)
+
+    return of_cells(x, logs, _TAIL)
 
 
 @functools.lru_cache(maxsize=8)

@@ -30,25 +30,12 @@ _HARMLESS = 0.01
 class SubsampledLoss:
     """`steps` independent rounds of a public mixture of dominating pairs.
 
-    `overflow` is the chance per round that no component applies, which is a complete loss. `attained`
-    is whether the rounds themselves are tight, as far as their pairs are.
+    `overflow` is the chance per round that no component applies, which is a complete loss.
     """
 
     components: tuple[Component, ...]
     steps: int
     overflow: float = 0.0
-    attained: bool = True
-
-    @property
-    def tight(self) -> bool:
-        """Whether some data set attains the bound, apart from the other order of the neighbours."""
-        part = self.components[0]
-        alone = len(self.components) == 1 and part.pair != "replaced_allocation"
-        return (
-            self.attained
-            and alone
-            and not (part.pair in ("slot", "triangle") and len(part.draws) > 2)
-        )
 
 
 @functools.lru_cache(maxsize=32)
