@@ -124,7 +124,7 @@ class NoiseSource:
         parts = tf.split(uniforms, sizes, axis=1)
         return [tf.reshape(u, [2, *shape]) for u, shape in zip(parts, shapes, strict=True)]
 
-    def _counters(self, draw):
+    def _counters(self, draw) -> tuple[tf.Tensor, tf.Tensor]:
         """Key and upper counter of a draw; the latter differs between draws, even after overflow."""
         key, high = (tf.constant(part, tf.int64) for part in self.key)
         return key, high + tf.cast(draw, tf.int64)
