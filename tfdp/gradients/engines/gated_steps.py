@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfdp._compat.pfor_conversion import merged
-from tfdp._compat.tensorflow import on_plain_cpu
+from tfdp._compat.tensorflow import on_plain_cpu, with_gradient
 from tfdp.gradients.engines.recurrent_steps import RecurrentStep, by_steps, value_in_pass
 from tfdp.gradients.factors import Instantiated, OuterProducts
 
@@ -51,13 +51,13 @@ def _of_products(at_product, states):
 class LSTMStep(RecurrentStep):
     """A step of an LSTM, whose elementwise gradient is one TensorFlow operation, for float32 on CPUs.
 
-    The operation expects the gates in another order than Keras.
+    The operation returns the gradients at the gates in another order than Keras has them.
     """
 
     def __init__(self, cell, values, sequences):
         bias = None if cell.bias is None else _weight(cell, cell.bias)
         self.outside = _gates(cell, sequences, bias)
-        self.prepared = [*map(_exchanged, self.outside)]
+        self.prepared = with_gradient(self.outside, self.outside, lambda d: [_exchanged(d)])
         self.shared = [_weight(cell, cell.recurrent_kernel)]
         self._units = cell.units
         state = tf.TensorSpec([None, cell.units], tf.float32)
@@ -67,12 +67,12 @@ class LSTMStep(RecurrentStep):
             self.uses.append((self.shared[0], self.outside, [state], _of_products))
 
     def fixed(self, shared):
-        return [*map(_exchanged, shared)]
+        return [*shared, *map(_exchanged, shared)]
 
     def forward(self, now, same, states, fixed):
         del same
         gates = now[0] + tf.matmul(states[0], fixed[0])
-        i, candidate, f, o = tf.split(gates, 4, axis=1)
+        i, f, candidate, o = tf.split(gates, 4, axis=1)
         i, f, o, candidate = tf.sigmoid(i), tf.sigmoid(f), tf.sigmoid(o), tf.tanh(candidate)
         carry = f * states[1] + i * candidate
         shown = tf.tanh(carry)
@@ -90,7 +90,7 @@ class LSTMStep(RecurrentStep):
             i=i, cs=shown, f=f, o=o, ci=candidate, co=shown,
             cs_grad=d_new[1], h_grad=d_new[0], use_peephole=False,
         )  # fmt: skip
-        d_state = tf.matmul(at_gates, fixed[0], transpose_b=True)
+        d_state = tf.matmul(at_gates, fixed[1], transpose_b=True)
         return [at_gates], [d_state, d_carry], states[: len(self.uses)]
 
 
