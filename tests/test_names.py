@@ -26,9 +26,24 @@ def test_the_nearest_name_is_told():
     for name, place in (("PrivacyProgress", "callbacks"), ("NoisyDense", "layers")):
         with pytest.raises(AttributeError, match=f"use tfdp.{place}.{name}"):
             getattr(tfdp, name)
-    for name, meant in (("beta1", "beta_1"), ("lr", "learning_rate")):
+    for name, meant in (
+        ("beta1", "beta_1"),
+        ("lr", "learning_rate"),
+        ("clip_norm", "l2_norm_clip"),
+    ):
         with pytest.raises(TypeError, match=f"no argument '{name}'. Did you mean '{meant}'"):
-            tfdp.DPKerasAdamOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0, **{name: 0.1})
+            tfdp.DPKerasAdamOptimizer(noise_multiplier=1.0, **{name: 0.1})
+
+
+def test_an_epsilon_of_adam_is_no_budget(caplog):
+    rest = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0}
+    tfdp.DPKerasAdamOptimizer(epsilon=1e-5, **rest)
+    assert not caplog.records
+    tfdp.DPKerasAdamOptimizer(epsilon=2.0, **rest)
+    assert "no privacy budget" in caplog.text and "make_private_with_epsilon" in caplog.text
+    for cls in (tfdp.DPKerasSGDOptimizer, tfdp.DPKerasAdamOptimizer):
+        with pytest.raises(TypeError, match="make_private_with_epsilon"):
+            cls(epsilon=0.05, delta=1e-5)
 
 
 def test_dir_shows_the_public_names():

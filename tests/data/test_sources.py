@@ -397,3 +397,15 @@ def test_texts_are_evaluated_and_predicted_as_they_are_trained(kind):
     frames = {"word": pytest.importorskip("pandas").DataFrame(words)}
     np.testing.assert_array_equal(model.predict(frames, verbose=0), model.predict(x, verbose=0))
     assert model.predict(x, verbose=0).shape == (20, 1)
+
+
+def test_frames_of_numbers_and_truths_are_evaluated():
+    frame = pytest.importorskip("pandas").DataFrame({"a": [1.5, 2.5], "b": [True, False]})
+    model = tfdp.make_private(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
+    model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0), "mse")
+    y, numbers = np.ones(2), frame.to_numpy("float32")
+    assert model.evaluate(frame, y, verbose=0) == model.evaluate(numbers, y, verbose=0)
+    np.testing.assert_array_equal(
+        model.predict(frame, verbose=0), model.predict(numbers, verbose=0)
+    )
+    assert model.predict(x, verbose=0).shape == (20, 1)

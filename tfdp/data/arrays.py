@@ -140,12 +140,18 @@ def _shapes(values):
 
 
 def texts_as_tensors(values: Any) -> Any:
-    """Converts arrays of texts to tensors, as Keras requires; other values stay."""
+    """Converts arrays of texts to tensors, as Keras requires, and objects that are numbers to floats.
+
+    Other values stay.
+    """
 
     def converted(leaf):
         array = np.asarray(leaf) if hasattr(leaf, "to_numpy") else leaf  # of a frame
-        texts = isinstance(array, np.ndarray) and array.dtype.kind in "OSU"
-        return tf.constant(array[:, None] if _is_series(leaf) else array) if texts else leaf
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "OSU":
+            return leaf
+        if array.dtype.kind == "O" and not all(isinstance(v, str | bytes) for v in array.flat):
+            return _of_objects(array, "x")
+        return tf.constant(array[:, None] if _is_series(leaf) else array)
 
     return each_array(converted, values)
 

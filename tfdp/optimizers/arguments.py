@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Required, TypedDict
 
 import keras
+from absl import logging
 
 from tfdp._validate import did_you_mean
 
@@ -110,9 +111,11 @@ class LangevinArguments(StepArguments, total=False):
 def check_arguments(cls: type, given: Mapping[str, Any], refused: Sequence[str]) -> None:
     """Raises an error for keywords that a private optimizer does not support.
 
+    It warns of an `epsilon` that looks like a privacy budget; some Keras optimizers have one, too.
+
     Args:
         cls: the class of the optimizer.
-        given: the keywords that its constructor forwards, with their values.
+        given: the keywords of its constructor, with their values.
         refused: as for `describe_arguments`; their default is accepted.
 
     Raises:
@@ -128,8 +131,22 @@ def check_arguments(cls: type, given: Mapping[str, Any], refused: Sequence[str])
     known = {*inspect.signature(cls).parameters, *refused}
     for name in given.keys() - known - {"decay"}:  # which Keras ignores with a warning
         meant = did_you_mean(_OTHER_NAMES.get(name, name), known - {*refused})
+        if name in _OF_BUDGETS:
+            meant = f" {_BUDGET}"
         raise TypeError(f"{cls.__name__} has no argument {name!r}.{meant}")
+    epsilon = given.get("epsilon")
+    if isinstance(epsilon, int | float) and epsilon > _LARGE_EPSILON:
+        logging.warning(
+            "epsilon=%g of %s is a constant in its update rule, and no privacy budget. %s",
+            epsilon,
+            cls.__name__,
+            _BUDGET,
+        )
 
+
+_OF_BUDGETS = ("epsilon", "delta", "target_epsilon", "target_delta")
+_BUDGET = "For the noise of a budget, use tfdp.make_private_with_epsilon."
+_LARGE_EPSILON = 0.1  # Adam's is 1e-7 by default, and at most about .1
 
 # Argument names of other libraries that are too different for a spelling suggestion.
 _OTHER_NAMES = {"lr": "learning_rate", "max_grad_norm": "l2_norm_clip", "clip_norm": "l2_norm_clip"}

@@ -120,7 +120,6 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         **kwargs,
     ):
         num_microbatches = whole("num_microbatches", num_microbatches, 1, optional=True)
-        check_arguments(type(self), kwargs, self.refused)
         super().__init__(*args, **kwargs)
         l2_norm_clip = positive("l2_norm_clip", l2_norm_clip)
         # Raises for invalid values at construction, not at the first step.
@@ -141,6 +140,11 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         self._seed, self._sessions = seed, 0
         # Plain objects, which no save path of Keras or TensorFlow reaches.
         self._noise = NoiseSource(seed)  # each session creates its own
+
+    def __new__(cls, *args, **kwargs):
+        del args
+        check_arguments(cls, kwargs, cls.refused)  # before Python asks for one that was misspelt
+        return super().__new__(cls)
 
     def __init_subclass__(cls, **arguments):
         super().__init_subclass__(**arguments)

@@ -51,7 +51,7 @@ def warn_of_scales(model, feed: Feed, class_weight: Mapping | None) -> None:
     if largest >= _LARGE_CLASS_WEIGHT:
         logging.warning(
             "class_weight is up to %g. A weight multiplies the gradients of its class before they are "
-            "clipped, so beyond the clip norm it has no effect. Use weights of about 1.",
+            "clipped, so beyond the clip norm it has no effect. Use smaller weights.",
             largest,
         )
     if feed.lots is not None and feed.lots.augmentations > 1 and not feed.lots.mapped:
