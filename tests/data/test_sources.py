@@ -408,4 +408,3 @@ def test_frames_of_numbers_and_truths_are_evaluated():
     np.testing.assert_array_equal(
         model.predict(frame, verbose=0), model.predict(numbers, verbose=0)
     )
-    assert model.predict(x, verbose=0).shape == (20, 1)

@@ -298,6 +298,13 @@ def test_frames_are_arrays():
         as_arrays(missing, "x")
 
 
+@pytest.mark.parametrize("kind", [str, object])
+def test_texts_are_no_targets_of_a_loss_of_keras(kind):
+    model, (x, _) = small(), data(20)
+    with pytest.raises(ValueError, match="Received texts"):
+        model.fit(x, np.array(["yes", "no"] * 10, kind), verbose=0)
+
+
 @pytest.mark.parametrize("argument", ["x", "y", "validation_data"])
 def test_numbers_that_are_not_finite_are_refused_with_their_row(argument):
     x, y = data(8)

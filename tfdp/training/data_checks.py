@@ -156,9 +156,10 @@ def check_finite(values, name: str) -> None:
 
 
 def check_targets(model, x, y) -> None:
-    """Raises ValueError if targets are missing, or integer labels are not indices of the outputs.
+    """Raises ValueError if targets are missing or texts, or labels are not indices of the outputs.
 
-    Only one array of labels with a sparse categorical loss is compared with the outputs.
+    Only one array of labels with a sparse categorical loss is compared with the outputs. A loss that
+    Keras does not have may take texts.
     """
     loss = model.loss
     own = type(model).compute_loss is not keras.Model.compute_loss or "compute_loss" in vars(model)
@@ -166,6 +167,12 @@ def check_targets(model, x, y) -> None:
         raise ValueError(
             "The model was compiled with a loss, which compares outputs with targets. Expected y, or "
             "a model without a compiled loss whose layers call add_loss. Received y=None."
+        )
+    of_keras = isinstance(loss, str) or type(loss).__module__.startswith("keras.")
+    if of_keras and not own and any(map(_begins_with_text, all_arrays(y))):
+        raise ValueError(
+            f"Expected targets y that are numbers, for the loss {loss!r}. Received texts. Convert "
+            "them, such as by (labels == 'yes').astype('int32'), or by a dict of class indices."
         )
     sparse = isinstance(loss, keras.losses.SparseCategoricalCrossentropy) or (
         loss == "sparse_categorical_crossentropy"
@@ -178,6 +185,13 @@ def check_targets(model, x, y) -> None:
         return
     left_out = getattr(loss, "ignore_class", None)
     check_labels(y if left_out is None else np.where(np.equal(y, left_out), 0, y), classes)
+
+
+def _begins_with_text(array) -> bool:
+    """Whether an array is of texts; objects may be numbers, too."""
+    if isinstance(array, np.ndarray) and array.dtype.kind == "O":
+        return any(isinstance(value, str | bytes) for value in array.flat[:1])
+    return is_text(array)
 
 
 def check_tokens(model, x) -> None:
