@@ -75,7 +75,7 @@ class Mechanism:
             )
 
     def with_noise(self, noise: float) -> "Mechanism":
-        """A copy with this noise multiplier; a table is multiplied by it."""
+        """A copy with this noise multiplier; a multiplier for each step is multiplied by it."""
         del noise
         return self
 
@@ -100,8 +100,8 @@ _CLASSES: dict[str, type[Mechanism]] = {}
 def register_mechanism(kind: type[Mechanism]) -> type[Mechanism]:
     """Class decorator that registers a frozen subclass of `Mechanism` under its `name`.
 
-    The theorem (`proofs.PROOFS`), the claim (`claims.CLAIMS`) and the sentences of its base class
-    apply, unless these tables have entries for the class itself.
+    A class without entries of its own in `proofs.PROOFS`, `claims.CLAIMS` and the tables of sentences
+    has those of its base class.
 
     Args:
       kind: The class.

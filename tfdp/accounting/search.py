@@ -63,9 +63,9 @@ def draw_trials(mean: float) -> int:
 def of_random_search(
     trials: Sequence[Sequence[Run]], delta: float, adjacency: str, mean: float
 ) -> Guarantee:
-    """Proven guarantee of the best of a random number of trials, of mean `mean` (see `draw_trials`).
+    """Proven guarantee of the best of a random number of trials (see `draw_trials`).
 
-    Each trial is a sequence of runs. The result is infinite, with a reason, if one is unproven.
+    Each trial is a sequence of runs, and their number has the mean `mean`. The result is infinite, with a reason, if one is unproven.
     """
     mean = _mean(mean)
     trials = in_equal_terms(trials)

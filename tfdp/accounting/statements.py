@@ -103,7 +103,7 @@ class Statement:
           delta: Probability in (0, 1).
           adjacency: Neighbouring relation of the proven guarantee.
           random_trials: The mean passed to `draw_trials` before the search, if only the best trial is
-            released. None composes all trials.
+            released. With None, the statement is about all trials together.
 
         Example:
           >>> from tfdp.accounting import Ledger, Statement, describe

@@ -24,7 +24,7 @@ _TOGETHER, _TOGETHER_BYTES = 8, 1 << 23
 
 
 def number_together(specs: Sequence[tf.TensorSpec], rows: int) -> int:
-    """Returns the number of elements to compute together, if each has about so many rows."""
+    """Returns how many elements one call should compute, if each has about `rows` rows."""
     row = sum(spec.dtype.size * math.prod(spec.shape[1:]) for spec in specs)
     return max(1, min(_TOGETHER, _TOGETHER_BYTES // (row * rows)))
 

@@ -23,7 +23,7 @@ LOT, ORDER, SIZES, VIEWS, PEOPLE, SECRET = range(6)
 
 
 def derived(key: bytes, purpose: str) -> bytes:
-    """Returns 16 bytes that a key determines, others for each purpose, which do not reveal the key."""
+    """Returns 16 bytes for a purpose, computed from a key; they do not reveal the key."""
     return hashlib.sha256(key + purpose.encode()).digest()[:16]
 
 

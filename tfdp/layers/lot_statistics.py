@@ -31,7 +31,7 @@ def present_rows(rows: tf.Tensor) -> tf.Tensor:
     """Returns float32 [rows]: 1 for the present rows of the current lot, and 0 for others.
 
     Args:
-        rows: number of rows, all of which are present outside of `running_lot`.
+        rows: number of rows. Outside of `running_lot`, all are present.
     """
     return _present_rows[-1] if _present_rows else tf.ones([rows])
 

@@ -23,15 +23,16 @@ def bilstm(inputs, num_classes, activation):
 
 
 def bilstm_dl(inputs, num_classes, normalization, activation, output_normalization):
-    """Frozen embeddings of width 100, bidirectional LSTM of 32 units each way, classes.
+    """Frozen embeddings of width 100, a bidirectional LSTM of 32 units each way, and logits.
 
     "BiLSTM-DL" in SI-DPSGD, Table 3, where texts have 20 tokens. The embeddings are drawn from
     N(0, 0.4^2), about as wide as GloVe's, and are not trained; public vectors may be assigned to the
     layer "embedding". Padding (id 0) is masked. 34,308 trainable weights for four classes.
 
-    Normalization "layer" or "layer_affine", with normalized logits, makes it LN-BiLSTM-DL: the LSTM is
-    a `NormalizedLSTM`, without or with a scale and an offset for each of its normalizations, which has
-    34,052 or 35,204 trainable weights. Normalized logits have neither scale nor offset.
+    With normalization "layer" or "layer_affine", and with normalized logits, this is LN-BiLSTM-DL.
+    Its LSTM is a `NormalizedLSTM`, without or with a scale and an offset for each of its
+    normalizations, which has 34,052 or 35,204 trainable weights. Normalized logits have neither
+    scale nor offset.
     """
     del activation  # the LSTM has its own
     if normalization == "none":
