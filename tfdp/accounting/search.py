@@ -65,7 +65,8 @@ def of_random_search(
 ) -> Guarantee:
     """Proven guarantee of the best of a random number of trials (see `draw_trials`).
 
-    Each trial is a sequence of runs, and their number has the mean `mean`. The result is infinite, with a reason, if one is unproven.
+    Each trial is a sequence of runs, and their number has the mean `mean`. The result is infinite,
+    with a reason, if one is unproven.
     """
     mean = _mean(mean)
     trials = in_equal_terms(trials)
