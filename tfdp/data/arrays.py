@@ -69,7 +69,7 @@ def as_arrays(values: Any, name: str) -> Any:
     array = np.asarray(values)
     texts = array.dtype.kind == "O" and all(isinstance(v, str | bytes) for v in array.flat)
     if array.dtype.kind == "O" and not texts:
-        array = _of_objects(array, name)
+        array = _of_objects(values, name)
     if _is_series(values):
         array = array[:, np.newaxis]
     bfloat16 = array.dtype.name == "bfloat16"
@@ -91,18 +91,29 @@ def on_disk(values: Any) -> bool:
     return hasattr(values, "chunks") and hasattr(values, "dtype") and hasattr(values, "shape")
 
 
-def _of_objects(array: np.ndarray, name: str) -> np.ndarray:
+def _of_objects(values: Any, name: str) -> np.ndarray:
     """Converts objects that are numbers to floats, as in data frames with mixed column types."""
-    try:
-        if not any(isinstance(value, str | bytes) for value in array.flat):
-            return array.astype(floatx())
-    except (TypeError, ValueError):
-        pass
+    array = np.asarray(values)
+    if _are_numbers(array):
+        return array.astype(floatx())
+    where = ""
+    if array.ndim == 2:
+        names = getattr(values, "columns", range(array.shape[1]))
+        wrong = [str(n) for n, own in zip(names, array.T, strict=True) if not _are_numbers(own)]
+        where = f" in the columns {', '.join(wrong)}"
     raise ValueError(
         f"Invalid value received for argument `{name}`. Expected arrays of numbers, or of texts. "
-        "Received other objects, a mix of texts and numbers, or missing values. Pass columns of "
-        "texts and of numbers as separate inputs, and fill in missing values."
+        f"Received other objects, a mix of texts and numbers, or missing values{where}. Pass columns "
+        "of texts and of numbers as separate inputs, and fill in missing values."
     )
+
+
+def _are_numbers(objects: np.ndarray) -> bool:
+    try:
+        objects.astype(floatx())
+    except (TypeError, ValueError):
+        return False
+    return not any(isinstance(value, str | bytes) for value in objects.flat)
 
 
 def is_several(value: Any) -> bool:
@@ -150,7 +161,7 @@ def texts_as_tensors(values: Any) -> Any:
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "OSU":
             return leaf
         if array.dtype.kind == "O" and not all(isinstance(v, str | bytes) for v in array.flat):
-            return _of_objects(array, "x")
+            return _of_objects(leaf, "x")
         return tf.constant(array[:, None] if _is_series(leaf) else array)
 
     return each_array(converted, values)
