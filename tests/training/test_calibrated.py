@@ -213,6 +213,14 @@ def test_a_delta_that_protects_nobody_is_warned_of(delta, warns, caplog):
     assert any("1/N" in r.getMessage() for r in caplog.records) == warns
 
 
+@pytest.mark.parametrize(("size", "warns"), [({}, True), ({"batch_size": L}, False)])
+def test_lots_of_the_default_size_are_warned_of(size, warns, caplog):
+    private, optimizer, _ = calibrated()
+    private.compile(optimizer, LOSS, run_eagerly=True)
+    private.fit(X, Y, verbose=0, **size)
+    assert ("the default batch_size" in caplog.text) == warns
+
+
 def test_the_price_of_batches_is_told_in_noise(caplog):
     dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4, drop_remainder=True)
     noise = calibrated(data=dataset).optimizer.noise_multiplier

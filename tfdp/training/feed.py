@@ -211,6 +211,12 @@ def feed_for(
             source, validation_data = split_last(source, validation_split, batch_size)
             check_finite(validation_data, "validation_split")
         lot_size = _lot_size(batch_size, len(source), steps_per_epoch)
+        if batch_size is None and steps_per_epoch is None and privacy.budget is not None:
+            logging.warning(
+                "The model has a budget. fit draws lots of %d, the default batch_size: pass the size "
+                "that the noise was computed for, or fit what make_private_with_epsilon returned.",
+                lot_size,
+            )
         if steps_per_epoch is not None:
             steps_per_epoch = _at_most_once(steps_per_epoch, len(source), lot_size)
         x = make_lots(
