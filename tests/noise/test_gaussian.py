@@ -74,11 +74,14 @@ def test_large_draws_have_the_tails_of_a_gaussian_and_repeat_nothing():
             assert abs(side.sum() - expected) < 5 * np.sqrt(expected)
 
 
-@pytest.mark.parametrize("small", [0, 1 << 31])
-def test_a_gpu_draws_the_same_numbers_without_a_loop(monkeypatch, small):
-    """As a CPU does in a loop; also where every second word is small, so that further ones count."""
-    monkeypatch.setattr(philox, "_SMALL", small or philox._SMALL)
-    philox._compiled.cache_clear()  # and below: loops with the other limit are of no use
+@pytest.mark.parametrize("further", [False, True])
+def test_a_gpu_draws_the_same_numbers_without_a_loop(monkeypatch, further):
+    """As a CPU does in a loop; also if the further words of rare numbers are used for all."""
+    if further:
+        monkeypatch.setattr(
+            philox, "uniforms_from_words", lambda _, more: uniforms_from_words(more)
+        )
+    philox._compiled.cache_clear()  # and below: loops that use other words are of no use
     source, size = NoiseSource(seed=3), philox._COMPILED + 5
     (in_a_loop,) = source.gaussians(3, 1.0, [(size,)])
     take_gpu_paths(monkeypatch)
