@@ -8,8 +8,8 @@ Formal guarantees:
   a backup contains a key (for correlated noise), and a resumed run draws from another one, unless a
   user chose a seed.
 * A draw depends only on its key, so all replicas get the same noise.
-* Distinct draw numbers use distinct blocks of the Philox4x32-10 counter, and so do the pieces of one
-  draw.
+* Distinct draw numbers use distinct blocks of the Philox4x32-10 counter, and so do the words of one
+  draw, further words of small radii included.
 
 Not guaranteed: Philox is a statistical, not a cryptographic generator, and Gaussian noise in floating
 point has known attacks (Mironov 2012; Casacuberta et al. 2022). A small radius has 64 bits, so no

@@ -30,8 +30,8 @@ class SGLDOptimizer(LangevinOptimizer):
     """Langevin dynamics with at least the noise of the mechanism: the baseline of DP dropout.
 
     A step is half the learning rate times the noisy mean gradient (Welling and Teh 2011, "Bayesian
-    Learning via Stochastic Gradient Langevin Dynamics"). The noise is that of
-    Langevin dynamics or that of the noise multiplier, whichever is larger.
+    Learning via Stochastic Gradient Langevin Dynamics"). The noise of Langevin dynamics is used,
+    unless the noise multiplier asks for more.
 
     Args:
         num_examples: public number N of examples.
