@@ -73,8 +73,8 @@ def secret_folder(path: str | os.PathLike) -> str:
         The path.
 
     Raises:
-        ValueError: the path is a file, or a folder that other users may enter.
-        OSError: the folder cannot be made.
+        ValueError: If the path is a file, or a folder that other users may enter.
+        OSError: If the folder cannot be made.
     """
     path = os.fspath(path)
     # The folder is created with its final mode. If the mode were narrowed later, other users could

@@ -17,7 +17,7 @@ class Interruptions:
     which is the only one that signals interrupt.
 
     Attributes:
-        number: the recorded signal, or None.
+        number: The recorded signal, or None.
     """
 
     def __init__(self):
@@ -55,10 +55,10 @@ class Interruptions:
         """Raises what the recorded signal would have raised without this context.
 
         Args:
-            notes: sentences to add as notes of the exception.
+            notes: Sentences to add as notes of the exception.
 
         Raises:
-            BaseException: the exception from the signal's handler. If it raises nothing,
+            BaseException: If the exception from the signal's handler. If it raises nothing,
                 KeyboardInterrupt for Ctrl-C; SystemExit for SIGTERM, and the notes are logged.
         """
         number, handler = self._leave()

@@ -18,7 +18,7 @@ def importing(package: str) -> tuple[Callable, Callable, list[str]]:
             __getattr__, __dir__, __all__ = importing(__name__)
 
     Args:
-        package: the package's `__name__`.
+        package: The package's `__name__`.
     """
     places = _places(package)
 

@@ -14,11 +14,11 @@ def new_figure(width: float, height: float, rows: int = 1) -> tuple[Any, list]:
     """A figure that notebooks show, and its axes from top to bottom; `savefig` writes it to a file.
 
     Args:
-        width, height: in inches.
-        rows: number of axes.
+        width, height: In inches.
+        rows: Number of axes.
 
     Raises:
-        ImportError: matplotlib is not installed.
+        ImportError: If matplotlib is not installed.
     """
     try:
         from matplotlib.figure import Figure

@@ -37,8 +37,8 @@ class Need(NamedTuple):
     """A condition on another setting that a setting needs to have an effect.
 
     Attributes:
-        name: the other setting.
-        accepts: the values that meet the condition, or a function that accepts them.
+        name: The other setting.
+        accepts: The values that meet the condition, or a function that accepts them.
     """
 
     name: str
@@ -55,18 +55,18 @@ class Setting:
     """The declaration of one setting.
 
     Attributes:
-        help: the help text, one or more sentences.
-        default: the default value; with None, the value may be None.
-        group: the heading in --help that begins with this setting; None continues the last one.
-        choices: the allowed values, or a function that returns them, or a dictionary of them with a
+        help: The help text, one or more sentences.
+        default: The default value; with None, the value may be None.
+        group: The heading in --help that begins with this setting; None continues the last one.
+        choices: The allowed values, or a function that returns them, or a dictionary of them with a
             few words on each for the help; None allows any value.
-        interval: the allowed numbers, such as "(0, 1)"; None allows all above 0.
-        needs: conditions on other settings that the setting needs to have an effect.
-        rival: the setting that this one replaces, as `steps` replaces `epochs`.
-        recorded: whether the setting is written into run.json.
-        also: other spellings of the flag.
-        name: the name of the field.
-        kind: the type of the value: bool, int, float or str.
+        interval: The allowed numbers, such as "(0, 1)"; None allows all above 0.
+        needs: Conditions on other settings that the setting needs to have an effect.
+        rival: The setting that this one replaces, as `steps` replaces `epochs`.
+        recorded: Whether the setting is written into run.json.
+        also: Other spellings of the flag.
+        name: The name of the field.
+        kind: The type of the value: bool, int, float or str.
     """
 
     help: str
@@ -175,15 +175,15 @@ def parse(
     """Parses flags; with --help or --version, prints that and exits.
 
     Args:
-        argv: the command line, with the name of the program.
-        doc: the text above the flags in the help, such as the docstring of the command.
-        flag_values: the defined flags.
+        argv: The command line, with the name of the program.
+        doc: The text above the flags in the help, such as the docstring of the command.
+        flag_values: The defined flags.
 
     Returns:
         The positional arguments, without the name of the program.
 
     Raises:
-        ValueError: a flag is unknown or has a value of another type.
+        ValueError: If a flag is unknown or has a value of another type.
     """
     if _VERSION & {*argv}:
         print(f"tfdp {tfdp.__version__}")

@@ -35,11 +35,11 @@ def refuse(
     """Raises the ValueError of every check in this module.
 
     Args:
-      name: Name of the argument or field.
-      expected: Valid values in words, to follow "Expected NAME to be".
-      value: The refused value. The message shortens a long one.
-      remedy: A sentence that says what to do.
-      optional: Whether None would have been valid, which the message then says.
+        name: Name of the argument or field.
+        expected: Valid values in words, to follow "Expected NAME to be".
+        value: The refused value. The message shortens a long one.
+        remedy: A sentence that says what to do.
+        optional: Whether None would have been valid, which the message then says.
     """
     if optional:
         expected += ", or None"
@@ -116,12 +116,12 @@ def fraction(
     """Returns a number between 0 and 1 as a float.
 
     Args:
-      name: Name of the argument or field.
-      value: The number.
-      zero: Whether 0 is allowed.
-      one: Whether 1 is allowed.
-      optional: Whether None is allowed.
-      remedy: A sentence that says what to do.
+        name: Name of the argument or field.
+        value: The number.
+        zero: Whether 0 is allowed.
+        one: Whether 1 is allowed.
+        optional: Whether None is allowed.
+        remedy: A sentence that says what to do.
     """
     number = _real(value)
     if not (0 < number < 1 or (zero and number == 0) or (one and number == 1)):
@@ -198,16 +198,16 @@ def schedule(
     """Returns a constant as a number, or a schedule with one value per step as a tuple of numbers.
 
     Args:
-      name: Name of the argument or field.
-      value: A number, or a flat sequence of numbers.
-      integer: Whether only whole numbers are allowed. Whole floats, such as 3.0, count as such.
-      minimum: The least value that is allowed.
-      optional: Whether None is allowed.
-      remedy: A sentence that says what to do.
+        name: Name of the argument or field.
+        value: A number, or a flat sequence of numbers.
+        integer: Whether only whole numbers are allowed. Whole floats, such as 3.0, count as such.
+        minimum: The least value that is allowed.
+        optional: Whether None is allowed.
+        remedy: A sentence that says what to do.
 
     Raises:
-      ValueError: If a value is not a number, not finite, too small or, with `integer`, not whole. The
-        message names the step of the first such value in a sequence.
+        ValueError: If a value is not a number, not finite, too small or, with `integer`, not whole.
+            The message names the step of the first such value in a sequence.
     """
     one = f"a {'whole' if integer else 'finite'} number of at least {minimum:g}"
     array = _table(value)

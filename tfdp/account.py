@@ -27,12 +27,12 @@ class Account:
     """The privacy spent on a set of weights. A plain object, so that Keras neither tracks nor saves it.
 
     Attributes:
-        session: the session of the last entry that was opened for steps, or None.
-        training: the current training, or None. Only one may run at a time.
-        plan: the plan that was declared for the next trainings: (epochs, steps), one of them None; or
-            None.
-        start: the status of the weights before private training: "assumed" (to be independent of the
-            private data) or "public" (the user declared that they are).
+        session: The session of the last entry that was opened for steps, or None.
+        training: The current training, or None. Only one may run at a time.
+        plan: The plan that was declared for the next trainings: (epochs, steps), one of them None;
+            or None.
+        start: The status of the weights before private training: "assumed" (to be independent of
+            the private data) or "public" (the user declared that they are).
     """
 
     def __init__(self):
@@ -78,8 +78,8 @@ class Account:
         """Records training without accounting, after which no finite epsilon is proven.
 
         Args:
-            reason: a whole sentence.
-            declarable: whether `declare_public` may withdraw the entry.
+            reason: A whole sentence.
+            declarable: Whether `declare_public` may withdraw the entry.
         """
         logging.warning("%s No finite epsilon can be proven for these weights any more.", reason)
         mechanism = NoMechanism(reason=reason, declarable=declarable)

@@ -63,15 +63,15 @@ class EpsilonCurve:
     ledger.
 
     Args:
-        model: a private model whose training has begun.
-        delta: probability in (0, 1), below 1/N; None takes the delta of the model's budget.
+        model: A private model whose training has begun.
+        delta: Probability in (0, 1), below 1/N; None takes the delta of the model's budget.
         kind: "proven" or "claimed".
         adjacency: "zero_out", "replace_one" or "add_or_remove_one"; None takes the budget's, or
             "zero_out".
-        points: largest number of step counts at which epsilon is computed.
+        points: Largest number of step counts at which epsilon is computed.
 
     Raises:
-        ValueError: there is neither a delta nor a budget, or an argument is invalid.
+        ValueError: If there is neither a delta nor a budget, or an argument is invalid.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -113,8 +113,8 @@ class EpsilonCurve:
         """Epsilon after `step` steps, or an upper bound.
 
         Args:
-            step: number of steps.
-            exact: whether to compute it at exactly this step if the plan is unknown.
+            step: Number of steps.
+            exact: Whether to compute it at exactly this step if the plan is unknown.
         """
         point = step if exact and step > self._counts[-1] else self.next_point(step)
         if point not in self._values:
@@ -135,9 +135,9 @@ def step_counts(steps: int, steps_per_epoch: int, points: int) -> list[int]:
     """Step counts at which epsilon is computed: 0, and up to `points` larger ones, ending at `steps`.
 
     Args:
-        steps: number of steps of the training.
-        steps_per_epoch: number of steps of an epoch.
-        points: largest number of step counts above 0.
+        steps: Number of steps of the training.
+        steps_per_epoch: Number of steps of an epoch.
+        points: Largest number of step counts above 0.
     """
     epochs = -(-steps // steps_per_epoch)
     ends = {-(-epochs * part // points) * steps_per_epoch for part in range(points + 1)}
@@ -183,15 +183,16 @@ class PrivacyProgress(_Spending):
     `model.privacy.statement`: it counts all planned steps, even if the training ended early.
 
     Args:
-        delta: probability in (0, 1), below 1/N; None takes the delta of the model's budget.
+        delta: Probability in (0, 1), below 1/N; None takes the delta of the model's budget.
         kind: "proven" or "claimed".
         adjacency: "zero_out", "replace_one" or "add_or_remove_one"; None takes the budget's, or
             "zero_out".
-        name: name of the value in the logs; None takes "epsilon", and "claimed_epsilon" for the claimed
-            one.
+        name: Name of the value in the logs; None takes "epsilon", and "claimed_epsilon" for the
+            claimed one.
 
     Raises:
-        ValueError: `fit` begins with a model that is not private, or without a delta or a budget.
+        ValueError: If `fit` begins with a model that is not private, or without a delta or a
+            budget.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -253,7 +254,7 @@ class StopAtBudget(keras.callbacks.Callback):
     If the budget allows no step at all, `fit` still raises `BudgetExhausted`.
 
     Raises:
-        ValueError: `fit` begins with a model that is not private or has no budget.
+        ValueError: If `fit` begins with a model that is not private or has no budget.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -290,13 +291,14 @@ class PrivacyTensorBoard(_Spending):
     are computed from private data without noise: show the log only to people who may see the data.
 
     Args:
-        log_dir: directory of the event file, as for `tensorboard --logdir`.
-        delta: probability in (0, 1), below 1/N; None takes the delta of the model's budget.
+        log_dir: Directory of the event file, as for `tensorboard --logdir`.
+        delta: Probability in (0, 1), below 1/N; None takes the delta of the model's budget.
         adjacency: "zero_out", "replace_one" or "add_or_remove_one"; None takes the budget's, or
             "zero_out".
 
     Raises:
-        ValueError: `fit` begins with a model that is not private, or without a delta or a budget.
+        ValueError: If `fit` begins with a model that is not private, or without a delta or a
+            budget.
 
     Example:
         >>> import os

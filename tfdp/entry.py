@@ -21,16 +21,16 @@ class Entry:
     """One run in a ledger, open for steps. It knows no model, optimizer or device.
 
     Args:
-        ledger: the ledger that contains the run.
-        run: the description. `run.steps` is the number of described steps, not of counted ones, which
-            is `counted`.
-        run_id: id of the run. One that the ledger has from another process is resumed; None makes a
+        ledger: The ledger that contains the run.
+        run: The description. `run.steps` is the number of described steps, not of counted ones,
+            which is `counted`.
+        run_id: Id of the run. One that the ledger has from another process is resumed; None makes a
             random one.
-        declared: number of steps of a plan that several trainings carry out, or 0.
+        declared: Number of steps of a plan that several trainings carry out, or 0.
 
     Attributes:
-        taken: number of authorized steps, in all trainings of this entry.
-        limit: number of steps that budgets and tables allow; infinite without either.
+        taken: Number of authorized steps, in all trainings of this entry.
+        limit: Number of steps that budgets and tables allow; infinite without either.
     """
 
     def __init__(self, ledger: Ledger, run: Run, run_id: str | None = None, declared: float = 0):
@@ -57,9 +57,9 @@ class Entry:
         """Counts planned steps, before the first of them; a later call replaces the plan.
 
         Args:
-            steps: number of planned steps of this entry, with those taken; infinite if unknown.
-            declared: number of them that later trainings may carry out, too. They count whatever those
-                trainings plan.
+            steps: Number of planned steps of this entry, with those taken; infinite if unknown.
+            declared: Number of them that later trainings may carry out, too. They count whatever
+                those trainings plan.
         """
         if self._earlier_plan is None:
             self._earlier_plan = (self._planned, self.declared)
@@ -158,8 +158,8 @@ class Entry:
         """Counts up to `steps` steps as taken, before they run; returns how many are allowed.
 
         Raises:
-            BudgetExhausted: no further step is allowed.
-            RuntimeError: the entry is closed, or the process was forked since it was opened.
+            BudgetExhausted: If no further step is allowed.
+            RuntimeError: If the entry is closed, or the process was forked since it was opened.
         """
         if os.getpid() != self._process:
             raise RuntimeError(

@@ -29,16 +29,17 @@ class Session:
     A session is a plain object, which Keras neither tracks nor saves.
 
     Attributes:
-        entry: counts the steps.
-        optimizer: the optimizer that takes the steps.
-        variables: the trainable variables.
-        facts: the accounted facts of the steps: a run without steps and without tables over them.
-        first_iteration: the optimizer's iteration at the run's first step.
-        physical_batch_size: number of rows in one chunk; None processes a lot as a whole.
-        lots: the `tfdp.data.Lots` that the steps draw from; None for other batches.
-        key: the secret that several machines share, 16 bytes; None on one machine, where noise and
+        entry: Counts the steps.
+        optimizer: The optimizer that takes the steps.
+        variables: The trainable variables.
+        facts: The accounted facts of the steps: a run without steps and without tables over them.
+        first_iteration: The optimizer's iteration at the run's first step.
+        physical_batch_size: Number of rows in one chunk; None processes a lot as a whole.
+        lots: The `tfdp.data.Lots` that the steps draw from; None for other batches.
+        key: The secret that several machines share, 16 bytes; None on one machine, where noise and
             masks have secrets of the operating system.
-        equal_copies: compares the replicas' copies of weights and state; None before the first time.
+        equal_copies: Compares the replicas' copies of weights and state; None before the first
+            time.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class Session:
         """Raises RuntimeError if an engine declares a larger sensitivity than the accounting assumes.
 
         Args:
-            declared: in the units of `assumed_sensitivity`.
+            declared: In the units of `assumed_sensitivity`.
         """
         assumed = assumed_sensitivity(self.run)
         if not declared <= assumed * (1 + 1e-9):
@@ -156,8 +157,8 @@ class Session:
         They are chosen by their place alone, so no example affects the choice of another.
 
         Args:
-            sample_weight: the weights.
-            first: place of the first row in the lot.
+            sample_weight: The weights.
+            first: Place of the first row in the lot.
         """
         largest = self.run.sampling.largest_lot
         if largest is None:

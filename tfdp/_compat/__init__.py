@@ -42,7 +42,7 @@ def check(package: str, version: str) -> None:
     """Refuses a version that is too old, and warns of one that is newer than the tested ones.
 
     Raises:
-        ImportError: the version is below the first tested one.
+        ImportError: If the version is below the first tested one.
     """
     first, beyond = TESTED[package]
     number = tuple(map(int, re.findall(r"\d+", version)[:2]))

@@ -18,10 +18,10 @@ def write_text(store, name: str, text: str) -> None:
     """Writes a text beside the variables of the model that is being saved.
 
     Args:
-        store: the argument of `save_own_variables` of a model, before any array was written. If it is a
-            dict, and not a file, nothing is written.
-        name: name of the text.
-        text: a string of any length.
+        store: The argument of `save_own_variables` of a model, before any array was written. If it
+            is a dict, and not a file, nothing is written.
+        name: Name of the text.
+        text: A string of any length.
     """
     if not isinstance(store, dict):
         store._h5_entry_group.attrs[name] = text
@@ -31,8 +31,8 @@ def read_text(store, name: str) -> str | None:
     """The text beside the variables of the model that is being loaded, or None.
 
     Args:
-        store: the argument of `load_own_variables` of a model.
-        name: name of the text.
+        store: The argument of `load_own_variables` of a model.
+        name: Name of the text.
     """
     group = None if isinstance(store, dict) else store._h5_entry_group
     return getattr(group, "attrs", {}).get(name)  # a group that the file lacks is a dict
@@ -42,9 +42,9 @@ def optimizer_in(store) -> dict[str, np.ndarray]:
     """The variables of the optimizer in the file that a model is being loaded from, by number.
 
     Args:
-        store: the argument of `load_own_variables` of a model. It is left at another group, since Keras
-            looks up each layer's group again. For an inner model, and without an optimizer, the result
-            is empty.
+        store: The argument of `load_own_variables` of a model. It is left at another group, since
+            Keras looks up each layer's group again. For an inner model, and without an optimizer,
+            the result is empty.
     """
     if isinstance(store, dict) or store._h5_entry_path:
         return {}

@@ -26,7 +26,7 @@ def product(multiply, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     """Returns `multiply(a, b)` to about 20 binary digits, on any device.
 
     Args:
-        multiply: a function of two tensors, linear in each, such as `tf.matmul`.
+        multiply: A function of two tensors, linear in each, such as `tf.matmul`.
         a, b: float32. Where they are not finite, the result is not finite either.
     """
     if not on_gpu():

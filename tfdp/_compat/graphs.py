@@ -33,7 +33,7 @@ class Dependence:
     with a default. In the graph of a loop's body, every argument counts as depending on it.
 
     Args:
-        weights: tensors that do not depend on the row, whatever they are computed from.
+        weights: Tensors that do not depend on the row, whatever they are computed from.
     """
 
     def __init__(self, weights=()):
@@ -97,11 +97,12 @@ def replayed(wanted: list, known: dict) -> list:
     (`tf.custom_gradient`, as in `tf.nn.silu`) are lost: derivatives are those of the operations.
 
     Args:
-        wanted: tensors of one graph.
-        known: {reference to tensor of that graph: value}; the operations before these are not repeated.
+        wanted: Tensors of one graph.
+        known: {reference to tensor of that graph: value}; the operations before these are not
+            repeated.
 
     Raises:
-        NotReplayable: an operation calls a function, or an argument of the graph has no value.
+        NotReplayable: If an operation calls a function, or an argument of the graph has no value.
     """
     values = dict(known)
     for operation in _needed(wanted, known):
@@ -115,7 +116,8 @@ def outside(tensor: tf.Tensor) -> tf.Tensor:
     """Returns the value of a tensor in the graph that is being built.
 
     Args:
-        tensor: of that graph, or of a graph inside of it; there it depends on captured tensors only.
+        tensor: Of that graph, or of a graph inside of it; there it depends on captured tensors
+            only.
     """
     while tensor.graph is not tf.compat.v1.get_default_graph():
         known = {inner.ref(): outer for outer, inner in captured(tensor.graph)}

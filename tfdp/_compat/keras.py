@@ -112,8 +112,8 @@ def layers_of(layer, *, itself: bool = False) -> list:
     """Returns all layers inside a layer or model, at any depth, each once (`Layer._flatten_layers`).
 
     Args:
-        layer: a Keras layer or model.
-        itself: whether the list begins with `layer` itself.
+        layer: A Keras layer or model.
+        itself: Whether the list begins with `layer` itself.
     """
     return list(layer._flatten_layers(include_self=itself, recursive=True))
 
@@ -125,7 +125,7 @@ def normalizes_by_batch(layer) -> bool:
     assigns nothing, even in training. A custom `call` may do anything.
 
     Args:
-        layer: any layer or operation.
+        layer: Any layer or operation.
     """
     if not isinstance(layer, keras.layers.BatchNormalization):
         return False
@@ -144,8 +144,8 @@ def become(layer, other) -> None:
     object on creation.
 
     Args:
-        layer: a layer, which may be called in functional models.
-        other: a built layer that was not called; it takes the same inputs.
+        layer: A layer, which may be called in functional models.
+        other: A built layer that was not called; it takes the same inputs.
     """
     accepted = inspect.signature(other.call).parameters
     for _, kwargs in uses_of(layer):
@@ -203,8 +203,8 @@ def input_structure(model):
     A single input is either that input alone or a list with that input.
 
     Raises:
-        AttributeError: the model is subclassed, so that its inputs are unknown.
-        ValueError: the model is a Sequential model that is not built.
+        AttributeError: If the model is subclassed, so that its inputs are unknown.
+        ValueError: If the model is a Sequential model that is not built.
     """
     return model._inputs_struct if isinstance(model, Functional) else model.inputs
 

@@ -22,8 +22,8 @@ class Window:
     """How the kernel of a convolution slides. The tuples have one entry for every spatial axis.
 
     Attributes:
-        size: kernel size.
-        strides, dilation: as in Keras' layers.
+        size: Kernel size.
+        strides, dilation: As in Keras' layers.
         padding: "valid" or "same".
     """
 
@@ -158,7 +158,7 @@ def patches(images: tf.Tensor, window: Window) -> tf.Tensor:
 
     Args:
         images: [rows, *spatial, channels].
-        window: how the kernel slides.
+        window: How the kernel slides.
     """
     if images.shape[1:-1].is_fully_defined():
         return window.patches(window.pad(images))
@@ -184,12 +184,12 @@ def kernel_gradients(
     """Returns the gradient of the kernel for each row.
 
     Args:
-        inputs: [images, *spatial, channels], the inputs of the convolution: the same number of images
-            for each row, one or more.
-        outputs: [rows, positions, filters], the gradient at its outputs, at the positions of all images
-            of a row.
-        window: how the kernel slides.
-        shape: the shape of the kernel, [*window.size, channels // groups, filters].
+        inputs: [images, *spatial, channels], the inputs of the convolution: the same number of
+            images for each row, one or more.
+        outputs: [rows, positions, filters], the gradient at its outputs, at the positions of all
+            images of a row.
+        window: How the kernel slides.
+        shape: The shape of the kernel, [*window.size, channels // groups, filters].
 
     Returns:
         A tensor [rows, *shape] of the same dtype.
@@ -213,7 +213,7 @@ def products_by_rows(inputs, outputs, window):
     tensor.
 
     Args:
-        inputs, outputs, window: as in `kernel_gradients`, for a convolution without groups.
+        inputs, outputs, window: As in `kernel_gradients`, for a convolution without groups.
 
     Returns:
         A tensor [rows, offsets before the last axis, filters, last axis * channels].

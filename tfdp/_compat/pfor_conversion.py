@@ -37,8 +37,8 @@ def created(pfor_input, inputs) -> list:
     """Returns the outputs of an operation like the one that is converted, with other inputs.
 
     Args:
-        pfor_input: the operation, as a rule receives it.
-        inputs: tensors.
+        pfor_input: The operation, as a rule receives it.
+        inputs: Tensors.
     """
     return with_inputs(pfor_input.op, inputs)
 
@@ -53,9 +53,9 @@ def called(pfor_input, name: str, inputs: list) -> list:
     """The conversion of a call of a function of the graph.
 
     Args:
-        pfor_input: the operation, as a rule receives it.
-        name: the function.
-        inputs: its inputs, as `pfor_input` has them.
+        pfor_input: The operation, as a rule receives it.
+        name: The function.
+        inputs: Its inputs, as `pfor_input` has them.
     """
     function, outer = pfor_input.op.graph._get_function(name), pfor_input.pfor
     inner = pfor.PFor(
@@ -74,7 +74,7 @@ def looped(pfor_input) -> list:
     """The conversion of an operation that runs it for one example at a time.
 
     Args:
-        pfor_input: the operation, as a rule receives it.
+        pfor_input: The operation, as a rule receives it.
     """
     given = [pfor_input.input(index) for index in range(pfor_input.num_inputs)]
 
@@ -98,11 +98,11 @@ def at_once(function: Callable, rows: list, shared: list, kept: Sequence = ()) -
     all examples as it is. No gradient flows through the call.
 
     Args:
-        function: maps `rows`, `shared` and `kept` to (list of tensors [rows, ...], list of tensors to
-            keep); it treats rows one by one.
-        rows: tensors [rows, ...].
-        shared: tensors that do not depend on the example.
-        kept: tensors that another such call kept, for the rows of all examples. They may be of any
+        function: Maps `rows`, `shared` and `kept` to (list of tensors [rows, ...], list of tensors
+            to keep); it treats rows one by one.
+        rows: Tensors [rows, ...].
+        shared: Tensors that do not depend on the example.
+        kept: Tensors that another such call kept, for the rows of all examples. They may be of any
             kind, such as lists of tensors. Nothing else may use them.
 
     Returns:
@@ -192,9 +192,9 @@ def apart(tensor, examples, first: int | None):
     """[examples * rows, ...] to [examples, rows, ...].
 
     Args:
-        tensor: the tensor.
+        tensor: The tensor.
         examples: int32 [1], the number of examples.
-        first: number of rows of an example, or None where it is unknown.
+        first: Number of rows of an example, or None where it is unknown.
     """
     known = tensor.shape[1:] if tensor.shape.rank else tf.TensorShape(None)
     if first and known.num_elements():

@@ -96,7 +96,7 @@ def _poisoned(values, bad):
 
     Args:
         values: [rows, ...].
-        bad: bool, with the first axes of `values`.
+        bad: Bool, with the first axes of `values`.
     """
     if values.dtype.is_floating:
         poison = float("nan")

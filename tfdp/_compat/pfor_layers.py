@@ -71,9 +71,9 @@ def on_merged(pfor_input, with_batch: list, into_shape: bool = False):
     """The conversion of an operation that merges the examples with its batch axis.
 
     Args:
-        pfor_input: the operation, as a rule receives it.
-        with_batch: the inputs with a batch axis. All others have to be the same for all examples.
-        into_shape: whether input 0 is the shape of the result, batch included.
+        pfor_input: The operation, as a rule receives it.
+        with_batch: The inputs with a batch axis. All others have to be the same for all examples.
+        into_shape: Whether input 0 is the shape of the result, batch included.
     """
     pfor_input.stack_inputs(with_batch)
     rows, inputs = pfor_input.pfor.loop_len_vector, []

@@ -86,10 +86,10 @@ def vectorized_map(function: Callable, rows, failed: list | None = None):
     `pfor_converter` first. Maps inside of `function` are TensorFlow's own.
 
     Args:
-        function: maps the tensors of one row, without leading axis, to tensors. Additions in it are
+        function: Maps the tensors of one row, without leading axis, to tensors. Additions in it are
             those of a larger batch (`keras.as_in_a_larger_batch`).
-        rows: a structure of tensors with a common leading axis.
-        failed: a list that gets the operations whose conversion raised, the inner ones first.
+        rows: A structure of tensors with a common leading axis.
+        failed: A list that gets the operations whose conversion raised, the inner ones first.
     """
 
     def convert(pfor_input):

@@ -31,7 +31,7 @@ def seeds_of_rows(seed: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
     """Returns one seed for each row, integers [rows, 2]. The row at place 0 gets `seed` itself.
 
     Args:
-        seed: integers [2], the state of a `keras.random.SeedGenerator`: a seed and a counter.
+        seed: Integers [2], the state of a `keras.random.SeedGenerator`: a seed and a counter.
         places: int32 [rows], the rows' places in the lot.
     """
     shifts = tf.cast(places, seed.dtype) * tf.constant(_ROW_STRIDE, seed.dtype)
@@ -42,8 +42,8 @@ def mark_own_seeds(seeds: list, of_lot: list, place: tf.Tensor) -> None:
     """Declares that `seeds`, tensors of a traced row, are from `seeds_of_rows`.
 
     Args:
-        seeds: the seeds of the row.
-        of_lot: the seeds that these were made from.
+        seeds: The seeds of the row.
+        of_lot: The seeds that these were made from.
         place: int32 scalar: of the first row in a vectorized function, of the one row in a loop.
     """
     for seed, lot in zip(seeds, of_lot, strict=True):
@@ -54,7 +54,7 @@ def draw_by_place(graph: tf.Graph) -> None:
     """Makes the samplers of a traced row draw the same numbers as in a vectorized function.
 
     Args:
-        graph: the graph of the row.
+        graph: The graph of the row.
     """
     for operation in graph.get_operations():
         if operation.type == "StatelessRandomGetKeyCounter" and (found := _of_lot(operation)):

@@ -34,9 +34,9 @@ def build_symbolically_once(model, iterator=None, data_batch=None) -> None:
     worker, it passes a PerReplica to the model, and raises.
 
     Args:
-        model: a compiled model.
+        model: A compiled model.
         iterator: Keras' epoch iterator; a batch is read only if something is not built.
-        data_batch: a batch, or its structure of `tf.TensorSpec`s.
+        data_batch: A batch, or its structure of `tf.TensorSpec`s.
     """
     strategy = given_strategy(model)
     parts = [*model._flatten_layers(), model._compile_metrics, model._compile_loss, model.optimizer]

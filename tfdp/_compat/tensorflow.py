@@ -74,8 +74,9 @@ def repeats(dataset: tf.data.Dataset, before_batches: bool = False) -> bool:
     """Whether `repeat` is among the operations that made a dataset, outside of functions.
 
     Args:
-        dataset: the dataset.
-        before_batches: whether only a `repeat` before the last operation that makes batches matters.
+        dataset: The dataset.
+        before_batches: Whether only a `repeat` before the last operation that makes batches
+            matters.
     """
     kind, inputs = type(dataset).__name__, dataset._inputs()
     if not before_batches and kind == "_RepeatDataset":
@@ -150,9 +151,9 @@ def with_gradient(results: list, arguments: list, backward) -> list:
     `tf.custom_gradient` does the same but keeps the graph in memory forever, in its registry.
 
     Args:
-        results: tensors of floats.
-        arguments: the tensors of floats that they were computed from.
-        backward: maps the gradients at `results` to those at `arguments`.
+        results: Tensors of floats.
+        arguments: The tensors of floats that they were computed from.
+        backward: Maps the gradients at `results` to those at `arguments`.
     """
     graph = tf.compat.v1.get_default_graph()
     with graph.gradient_override_map({"IdentityN": _OWN_GRADIENT}):

@@ -10,11 +10,11 @@ class Analysis:
     """Privacy losses that dominate everything that a run released, provided all assumptions hold.
 
     Attributes:
-      losses: Privacy losses that compose.
-      secret_sample: Whether they rely on the secrecy of the sample.
-      reason: Why nothing finite can be proven, or None.
-      details: JSON-safe numbers to report.
-      assumptions: The assumptions in words; `proofs.analyse` adds them.
+        losses: Privacy losses that compose.
+        secret_sample: Whether they rely on the secrecy of the sample.
+        reason: Why nothing finite can be proven, or None.
+        details: JSON-safe numbers to report.
+        assumptions: The assumptions in words; `proofs.analyse` adds them.
     """
 
     losses: tuple[Loss, ...] = ()

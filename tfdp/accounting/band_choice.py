@@ -32,14 +32,15 @@ class BandChoice:
     """The best number of bands, with the noise that it needs.
 
     Attributes:
-      bands: Number of bands of the strategy, and of groups of the sampling.
-      noise_multiplier: Noise multiplier that meets the budget with this number of bands.
-      error: Standard deviation of the noise on the prefix sums over the clip norm, by the objective.
+        bands: Number of bands of the strategy, and of groups of the sampling.
+        noise_multiplier: Noise multiplier that meets the budget with this number of bands.
+        error: Standard deviation of the noise on the prefix sums over the clip norm, by the
+            objective.
 
     Example:
-      >>> from tfdp.accounting import BandChoice
-      >>> BandChoice(bands=2, noise_multiplier=1.1, error=1.7).bands
-      2
+        >>> from tfdp.accounting import BandChoice
+        >>> BandChoice(bands=2, noise_multiplier=1.1, error=1.7).bands
+        2
     """
 
     bands: int
@@ -58,22 +59,22 @@ def best_bands(
     """Finds the number of bands (a power of two) with the least prefix-sum noise at an epsilon.
 
     Args:
-      epsilon: Proven budget, finite and above 0.
-      delta: Probability in (0, 1).
-      run: The planned run; of its mechanism and sampling, only N and L are used.
-      adjacency: Neighbouring relation.
-      objective: "mean" (root mean square over the steps) or "max" error.
-      most: Largest number of bands to try, which bounds the memory.
+        epsilon: Proven budget, finite and above 0.
+        delta: Probability in (0, 1).
+        run: The planned run; of its mechanism and sampling, only N and L are used.
+        adjacency: Neighbouring relation.
+        objective: "mean" (root mean square over the steps) or "max" error.
+        most: Largest number of bands to try, which bounds the memory.
 
     Raises:
-      CalibrationError: If no noise meets the budget with any number of bands.
+        CalibrationError: If no noise meets the budget with any number of bands.
 
     Example:
-      >>> from tfdp.accounting import best_bands, describe
-      >>> run = describe("dpsgd", "poisson", num_examples=64, lot_size=32, steps=8,
-      ...                noise_multiplier=1.0)
-      >>> best_bands(8.0, 1e-3, run)
-      BandChoice(bands=2, noise_multiplier=1.08..., error=1.6...)
+        >>> from tfdp.accounting import best_bands, describe
+        >>> run = describe("dpsgd", "poisson", num_examples=64, lot_size=32, steps=8,
+        ...                noise_multiplier=1.0)
+        >>> best_bands(8.0, 1e-3, run)
+        BandChoice(bands=2, noise_multiplier=1.08..., error=1.6...)
     """
     check_run(run)
     epsilon = check_epsilon(epsilon)
@@ -116,13 +117,13 @@ def completed(
     chooses for the budget. In a fixed order, there are as many bands as steps in an epoch.
 
     Args:
-      settings: An object with the attributes strategy, bands, groups and objective, each of which may
-        be None; sampling, delta and adjacency; and epsilon, the proven budget or None.
-      num_examples, lot_size, steps: Public numbers of the training.
-      without_budget: Epsilon that determines the number of bands if there is no budget.
+        settings: An object with the attributes strategy, bands, groups and objective, each of which
+            may be None; sampling, delta and adjacency; and epsilon, the proven budget or None.
+        num_examples, lot_size, steps: Public numbers of the training.
+        without_budget: Epsilon that determines the number of bands if there is no budget.
 
     Raises:
-      ValueError: If a setting that has no default here is missing.
+        ValueError: If a setting that has no default here is missing.
     """
     budget = settings.epsilon or without_budget
     strategy, bands, groups = settings.strategy or _USUAL_STRATEGY, settings.bands, settings.groups

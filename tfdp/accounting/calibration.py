@@ -32,9 +32,9 @@ class CalibrationError(ValueError):
     """No noise (or no number of steps) meets the budget.
 
     Example:
-      >>> from tfdp.accounting import CalibrationError
-      >>> issubclass(CalibrationError, ValueError)
-      True
+        >>> from tfdp.accounting import CalibrationError
+        >>> issubclass(CalibrationError, ValueError)
+        True
     """
 
 
@@ -51,28 +51,29 @@ def noise_for(
     """Smallest noise multiplier, to about 1e-4, whose epsilon is within the budget.
 
     Args:
-      epsilon: Budget, finite and above 0.
-      delta: Probability in (0, 1).
-      run: The planned run. Its constant noise multiplier is ignored; for a table, the result is a
-        common factor (see `Run.with_noise`).
-      kind: "claimed" or "proven".
-      adjacency: Neighbouring relation.
-      advantage: Alternative to `epsilon` and `delta`: the largest proven advantage of a membership
-        test (`Guarantee.advantage`), in (0, 1).
-      **fields: Alternative to `run`: the keywords of `describe` without a noise multiplier.
+        epsilon: Budget, finite and above 0.
+        delta: Probability in (0, 1).
+        run: The planned run. Its constant noise multiplier is ignored; for a table, the result is a
+            common factor (see `Run.with_noise`).
+        kind: "claimed" or "proven".
+        adjacency: Neighbouring relation.
+        advantage: Alternative to `epsilon` and `delta`: the largest proven advantage of a
+            membership test (`Guarantee.advantage`), in (0, 1).
+        **fields: Alternative to `run`: the keywords of `describe` without a noise multiplier.
 
     Raises:
-      CalibrationError: If no noise gives a finite guarantee within the budget.
-      TypeError: Unless exactly one of run and keywords, and one of budget and advantage, is given.
-      ValueError: If `kind` is "claimed" and users have several examples.
+        CalibrationError: If no noise gives a finite guarantee within the budget.
+        TypeError: Unless exactly one of run and keywords, and one of budget and advantage, is
+            given.
+        ValueError: If `kind` is "claimed" and users have several examples.
 
     Example:
-      >>> from tfdp.accounting import noise_for
-      >>> data = dict(num_examples=60000, lot_size=256, epochs=15)
-      >>> print(f"{noise_for(2.0, 1e-5, mechanism='dpsgd', sampling='cyclic', **data):.3f}")
-      7.722
-      >>> print(f"{noise_for(advantage=0.1, mechanism='dpsgd', **data):.3f}")
-      1.203
+        >>> from tfdp.accounting import noise_for
+        >>> data = dict(num_examples=60000, lot_size=256, epochs=15)
+        >>> print(f"{noise_for(2.0, 1e-5, mechanism='dpsgd', sampling='cyclic', **data):.3f}")
+        7.722
+        >>> print(f"{noise_for(advantage=0.1, mechanism='dpsgd', **data):.3f}")
+        1.203
     """
     if (epsilon is None, delta is None) != (advantage is not None,) * 2:
         raise TypeError(
@@ -190,24 +191,24 @@ def max_steps(
     """Largest number of steps whose guarantee stays within the budget; 0 if not even one does.
 
     Args:
-      epsilon: Budget, finite and above 0.
-      delta: Probability in (0, 1).
-      run: The run. The search starts at its `steps`; its tables and 10,000,000 limit the result.
-      kind: "claimed" or "proven".
-      adjacency: Neighbouring relation.
-      earlier: Earlier runs on the same data that the budget also has to cover.
-      **fields: Alternative to `run`: the keywords of `describe` without steps and epochs.
+        epsilon: Budget, finite and above 0.
+        delta: Probability in (0, 1).
+        run: The run. The search starts at its `steps`; its tables and 10,000,000 limit the result.
+        kind: "claimed" or "proven".
+        adjacency: Neighbouring relation.
+        earlier: Earlier runs on the same data that the budget also has to cover.
+        **fields: Alternative to `run`: the keywords of `describe` without steps and epochs.
 
     Raises:
-      TypeError: If both `run` and keywords are given, or neither, or a number of steps is given.
-      ValueError: If `kind` is "claimed" and users have several examples.
+        TypeError: If both `run` and keywords are given, or neither, or a number of steps is given.
+        ValueError: If `kind` is "claimed" and users have several examples.
 
     Example:
-      >>> from tfdp.accounting import describe, max_steps
-      >>> run = describe("dpsgd", "cyclic", num_examples=60000, lot_size=256, steps=1,
-      ...                noise_multiplier=10.0)
-      >>> max_steps(2.0, 1e-5, run)  # 25 epochs of 234 steps
-      5850
+        >>> from tfdp.accounting import describe, max_steps
+        >>> run = describe("dpsgd", "cyclic", num_examples=60000, lot_size=256, steps=1,
+        ...                noise_multiplier=10.0)
+        >>> max_steps(2.0, 1e-5, run)  # 25 epochs of 234 steps
+        5850
     """
     epsilon = check_epsilon(epsilon)
     check_delta(delta)
@@ -252,19 +253,19 @@ def epsilon_curve(
     """Epsilon after each of the given numbers of steps; the values never decrease.
 
     Args:
-      run: The run; its own `steps` is ignored, but tables must cover the largest of `steps`.
-      steps: Step counts of at least 0, in increasing order.
-      delta: Probability in (0, 1).
-      kind: "claimed" or "proven".
-      adjacency: Neighbouring relation.
-      earlier: Earlier runs on the same data, whose cost is included.
+        run: The run; its own `steps` is ignored, but tables must cover the largest of `steps`.
+        steps: Step counts of at least 0, in increasing order.
+        delta: Probability in (0, 1).
+        kind: "claimed" or "proven".
+        adjacency: Neighbouring relation.
+        earlier: Earlier runs on the same data, whose cost is included.
 
     Example:
-      >>> from tfdp.accounting import describe, epsilon_curve
-      >>> run = describe("dpsgd", "cyclic", num_examples=1000, lot_size=100, steps=20,
-      ...                noise_multiplier=4.0)
-      >>> [round(epsilon, 3) for epsilon in epsilon_curve(run, [0, 10, 20], delta=1e-4)]
-      [0.0, 0.773, 1.144]
+        >>> from tfdp.accounting import describe, epsilon_curve
+        >>> run = describe("dpsgd", "cyclic", num_examples=1000, lot_size=100, steps=20,
+        ...                noise_multiplier=4.0)
+        >>> [round(epsilon, 3) for epsilon in epsilon_curve(run, [0, 10, 20], delta=1e-4)]
+        [0.0, 0.773, 1.144]
     """
     check_run(run)
     earlier = check_runs(earlier)

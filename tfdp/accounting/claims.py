@@ -68,9 +68,9 @@ class Formula:
     """The accounting of a paper: one of `divergences` and `epsilon`, and its assumptions.
 
     Attributes:
-      assumptions: The assumptions of the formula, in sentences.
-      divergences: Function of a run: its Rényi divergences at `ORDERS_2020`, which add over runs.
-      epsilon: Function of a run and a delta: the claim.
+        assumptions: The assumptions of the formula, in sentences.
+        divergences: Function of a run: its Rényi divergences at `ORDERS_2020`, which add over runs.
+        epsilon: Function of a run and a delta: the claim.
     """
 
     assumptions: tuple[str, ...]

@@ -28,23 +28,23 @@ def proven(runs: Run | Sequence[Run], delta: float, adjacency: str = "zero_out")
     records), the theorems about them are compared with group privacy, and the smaller epsilon counts.
 
     Args:
-      runs: Descriptions of what was executed.
-      delta: Probability in (0, 1).
-      adjacency: "zero_out", "replace_one", or "add_or_remove_one" (for Poisson sampling with a nominal
-        number of examples only).
+        runs: Descriptions of what was executed.
+        delta: Probability in (0, 1).
+        adjacency: "zero_out", "replace_one", or "add_or_remove_one" (for Poisson sampling with a
+            nominal number of examples only).
 
     Returns:
-      A `Guarantee`; epsilon is infinite, with a reason, if nothing finite can be proven.
+        A `Guarantee`; epsilon is infinite, with a reason, if nothing finite can be proven.
 
     Raises:
-      ValueError: For bad arguments or an adjacency that is not defined for the sampling.
+        ValueError: For bad arguments or an adjacency that is not defined for the sampling.
 
     Example:
-      >>> from tfdp.accounting import describe, proven
-      >>> run = describe("dpsgd", "poisson", num_examples=60000, lot_size=256,
-      ...                steps=3516, noise_multiplier=1.1)
-      >>> print(f"{proven(run, delta=1e-5).epsilon:.2f} {proven([run, run], delta=1e-5).epsilon:.2f}")
-      1.13 1.64
+        >>> from tfdp.accounting import describe, proven
+        >>> run = describe("dpsgd", "poisson", num_examples=60000, lot_size=256,
+        ...                steps=3516, noise_multiplier=1.1)
+        >>> print(f"{proven(run, delta=1e-5).epsilon:.2f} {proven([run, run], delta=1e-5).epsilon:.2f}")
+        1.13 1.64
     """
     runs = _counted(check_runs(runs))
     found = directly_proven(runs, delta, adjacency)
@@ -148,16 +148,16 @@ def claimed(runs: Run | Sequence[Run], delta: float, adjacency: str = "zero_out"
     only their steps differ. Several such claims, or such claims and divergences, share delta evenly.
 
     Args:
-      runs: Descriptions of what was executed.
-      delta: Probability in (0, 1).
-      adjacency: "zero_out", "replace_one" or "add_or_remove_one".
+        runs: Descriptions of what was executed.
+        delta: Probability in (0, 1).
+        adjacency: "zero_out", "replace_one" or "add_or_remove_one".
 
     Example:
-      >>> from tfdp.accounting import claimed, describe
-      >>> run = describe("dpsgd", "poisson", num_examples=60000, lot_size=256,
-      ...                steps=3516, noise_multiplier=1.1)
-      >>> print(f"{claimed(run, delta=1e-5).epsilon:.3f}")
-      1.594
+        >>> from tfdp.accounting import claimed, describe
+        >>> run = describe("dpsgd", "poisson", num_examples=60000, lot_size=256,
+        ...                steps=3516, noise_multiplier=1.1)
+        >>> print(f"{claimed(run, delta=1e-5).epsilon:.3f}")
+        1.594
     """
     check_delta(delta)
     runs = check_runs(runs)

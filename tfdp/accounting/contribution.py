@@ -17,25 +17,29 @@ class Contribution:
     """How the influence of one example on a lot's sum is bounded.
 
     Attributes:
-      l2_norm_clip: Clip norm C of one microbatch, or None if unknown. It cancels in every guarantee.
-      microbatch_size: Number of examples whose mean gradient is clipped together.
-      views: Number of rows of each example, such as augmented copies. They are in the same lots and
-        their gradients are averaged before clipping, so they change no guarantee.
-      examples_per_person: Largest number of a person's examples in one lot, where lots were drawn from
-        people: a record is then a person, and N and L count people. None where it is an example.
-      clip_groups: Number of groups of weights whose gradients are clipped separately, each at C.
-      adaptive_clipping: Whether the clip norm followed a noisy count of unclipped gradients. Then the
-        noise multiplier covers sum and count together, and `l2_norm_clip` is that of the first step.
-      batch_statistics: Whether normalization statistics were taken over the private lot.
-      public_examples: Number of public examples that took part in normalization.
-      max_examples_per_user: Largest number of examples of one user; a guarantee covers all of them.
+        l2_norm_clip: Clip norm C of one microbatch, or None if unknown. It cancels in every
+            guarantee.
+        microbatch_size: Number of examples whose mean gradient is clipped together.
+        views: Number of rows of each example, such as augmented copies. They are in the same lots
+            and their gradients are averaged before clipping, so they change no guarantee.
+        examples_per_person: Largest number of a person's examples in one lot, where lots were drawn
+            from people: a record is then a person, and N and L count people. None where it is an
+            example.
+        clip_groups: Number of groups of weights whose gradients are clipped separately, each at C.
+        adaptive_clipping: Whether the clip norm followed a noisy count of unclipped gradients. Then
+            the noise multiplier covers sum and count together, and `l2_norm_clip` is that of the
+            first step.
+        batch_statistics: Whether normalization statistics were taken over the private lot.
+        public_examples: Number of public examples that took part in normalization.
+        max_examples_per_user: Largest number of examples of one user; a guarantee covers all of
+            them.
 
     Example:
-      >>> from tfdp.accounting import Contribution
-      >>> from tfdp.accounting.sampling import Poisson
-      >>> lots = Poisson(num_examples=1000, lot_size=100)
-      >>> Contribution(microbatch_size=2).sensitivity(lots, "zero_out")  # single examples: 1.0
-      2.0
+        >>> from tfdp.accounting import Contribution
+        >>> from tfdp.accounting.sampling import Poisson
+        >>> lots = Poisson(num_examples=1000, lot_size=100)
+        >>> Contribution(microbatch_size=2).sensitivity(lots, "zero_out")  # single examples: 1.0
+        2.0
     """
 
     l2_norm_clip: float | None = None
@@ -131,7 +135,7 @@ class Contribution:
         occurrence (triangle inequality), or every term of every lot of a round, whichever is less.
 
         Raises:
-          UnboundedSensitivity: For statistics over a lot whose size is not limited.
+            UnboundedSensitivity: For statistics over a lot whose size is not limited.
         """
         twice = self.replaces(adjacency)
         if not self.batch_statistics:

@@ -24,23 +24,25 @@ def describe(
     """Creates a run from the names of its mechanism and sampling, and their fields.
 
     Args:
-      mechanism: Name of the mechanism, or a `Mechanism`.
-      sampling: Name of the sampling scheme, or a `Sampling`; None for the mechanism's `usual_sampling`.
-      steps: Number of steps.
-      epochs: Alternative to `steps`: number of passes over the data (see `steps_for`).
-      **fields: Fields of the mechanism (such as `noise_multiplier`), the sampling (`num_examples`,
-        `lot_size`), `Contribution` (`l2_norm_clip`) and `Run` (`start`, `insecure_seed`).
+        mechanism: Name of the mechanism, or a `Mechanism`.
+        sampling: Name of the sampling scheme, or a `Sampling`; None for the mechanism's
+            `usual_sampling`.
+        steps: Number of steps.
+        epochs: Alternative to `steps`: number of passes over the data (see `steps_for`).
+        **fields: Fields of the mechanism (such as `noise_multiplier`), the sampling
+            (`num_examples`, `lot_size`), `Contribution` (`l2_norm_clip`) and `Run` (`start`,
+            `insecure_seed`).
 
     Raises:
-      TypeError: If a field that has no default is missing.
-      ValueError: If this mechanism or sampling has no such field, or a value is out of range.
+        TypeError: If a field that has no default is missing.
+        ValueError: If this mechanism or sampling has no such field, or a value is out of range.
 
     Example:
-      >>> from tfdp.accounting import describe
-      >>> run = describe("dpsgd", "poisson", num_examples=60000, lot_size=256, epochs=15,
-      ...                noise_multiplier=1.1, l2_norm_clip=0.5)
-      >>> run.steps
-      3515
+        >>> from tfdp.accounting import describe
+        >>> run = describe("dpsgd", "poisson", num_examples=60000, lot_size=256, epochs=15,
+        ...                noise_multiplier=1.1, l2_norm_clip=0.5)
+        >>> run.steps
+        3515
     """
     kind = mechanism if isinstance(mechanism, Mechanism) else mechanism_class(mechanism)
     if sampling is None:
@@ -93,21 +95,21 @@ def steps_for(epochs: float, num_examples: int, lot_size: int, sampling: str) ->
     """Number of steps in a number of passes over the data.
 
     Args:
-      epochs: Number of passes, above 0 and possibly fractional.
-      num_examples: Number N of examples.
-      lot_size: Nominal lot size L, at most N.
-      sampling: Name of the sampling scheme, such as "poisson".
+        epochs: Number of passes, above 0 and possibly fractional.
+        num_examples: Number N of examples.
+        lot_size: Nominal lot size L, at most N.
+        sampling: Name of the sampling scheme, such as "poisson".
 
     Returns:
-      floor(epochs * N / L) if lots are drawn at random, floor(epochs * (N // L)) otherwise.
+        floor(epochs * N / L) if lots are drawn at random, floor(epochs * (N // L)) otherwise.
 
     Raises:
-      ValueError: If the scheme `sampling` is unknown or a number is out of range.
+        ValueError: If the scheme `sampling` is unknown or a number is out of range.
 
     Example:
-      >>> from tfdp.accounting import steps_for
-      >>> steps_for(15, num_examples=60000, lot_size=256, sampling="poisson")
-      3515
+        >>> from tfdp.accounting import steps_for
+        >>> steps_for(15, num_examples=60000, lot_size=256, sampling="poisson")
+        3515
     """
     lots = sampling_class(sampling)(num_examples=num_examples, lot_size=lot_size)
     return lots.steps_in(epochs)

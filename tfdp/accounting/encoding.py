@@ -21,17 +21,17 @@ class Encoding:
     vector of the codebook. The scale of the noise is the run's `noise_multiplier`.
 
     Attributes:
-      noise: Family of the noise, one of `noise_families.FAMILIES`.
-      degrees_of_freedom: Degrees of freedom of Student's t; None for the other families.
-      num_weights: Length of every vector; None, with `largest_entry`, for vectors of any length.
-      largest_entry: If given, the guarantee is for every codebook of vectors of norm at most 1 with
-        entries of at most this number; None is the single vector of `normal_quantiles`.
-      private_codebook: Whether the vectors were fitted to private gradients.
+        noise: Family of the noise, one of `noise_families.FAMILIES`.
+        degrees_of_freedom: Degrees of freedom of Student's t; None for the other families.
+        num_weights: Length of every vector; None, with `largest_entry`, for vectors of any length.
+        largest_entry: If given, the guarantee is for every codebook of vectors of norm at most 1
+            with entries of at most this number; None is the single vector of `normal_quantiles`.
+        private_codebook: Whether the vectors were fitted to private gradients.
 
     Example:
-      >>> from tfdp.accounting import Encoding
-      >>> Encoding(num_weights=100, noise="laplace").codebook
-      'one vector, the 100 quantiles of N(0, 1) scaled to norm 1'
+        >>> from tfdp.accounting import Encoding
+        >>> Encoding(num_weights=100, noise="laplace").codebook
+        'one vector, the 100 quantiles of N(0, 1) scaled to norm 1'
     """
 
     noise: str = GAUSSIAN

@@ -39,15 +39,15 @@ def delta_warning(delta: float, num_examples: int) -> str | None:
     Publishing one record chosen at random, without any noise, has delta = 1/N and epsilon 0.
 
     Args:
-      delta: Probability in (0, 1).
-      num_examples: Number N of examples.
+        delta: Probability in (0, 1).
+        num_examples: Number N of examples.
 
     Example:
-      >>> from tfdp.accounting import delta_warning
-      >>> delta_warning(1e-5, num_examples=60000) is None
-      True
-      >>> delta_warning(1e-3, num_examples=1000)
-      'delta = 0.001 is not below 1/N = 0.001: publishing one random record in full would...'
+        >>> from tfdp.accounting import delta_warning
+        >>> delta_warning(1e-5, num_examples=60000) is None
+        True
+        >>> delta_warning(1e-3, num_examples=1000)
+        'delta = 0.001 is not below 1/N = 0.001: publishing one random record in full would...'
     """
     num_examples = whole("num_examples", num_examples, 1)
     if check_delta(delta) < 1.0 / num_examples:
@@ -87,32 +87,33 @@ class Guarantee:
     """An (epsilon, delta) guarantee, with all that is needed to interpret it.
 
     Attributes:
-      epsilon: Number of at least 0; if it is infinite, `reason` says why.
-      delta: Probability in (0, 1).
-      kind: "claimed" (the paper's own formula) or "proven" (a theorem about the run).
-      adjacency: "zero_out", "replace_one" or "add_or_remove_one".
-      sampling, mechanism: Their names.
-      released: The released values that the guarantee is about.
-      max_examples_per_user: Largest number of records of one user; the guarantee is for all of them.
-      unit: The protected unit, if `max_examples_per_user` is 1: "record" or "person".
-      assumptions: The assumptions, in sentences; all of them have to hold.
-      reason: Why epsilon is infinite, or None.
-      mu: Parameter of the equivalent Gaussian mechanism (mu-GDP), or None.
-      details: JSON-safe facts about the bound.
-      losses: Privacy losses; without them, `tpr` and `advantage` follow from epsilon and delta.
-      changes: Number of changes from one neighbour to the other, each with these losses. If it is
-        above 1, the guarantee follows by group privacy.
+        epsilon: Number of at least 0; if it is infinite, `reason` says why.
+        delta: Probability in (0, 1).
+        kind: "claimed" (the paper's own formula) or "proven" (a theorem about the run).
+        adjacency: "zero_out", "replace_one" or "add_or_remove_one".
+        sampling, mechanism: Their names.
+        released: The released values that the guarantee is about.
+        max_examples_per_user: Largest number of records of one user; the guarantee is for all of
+            them.
+        unit: The protected unit, if `max_examples_per_user` is 1: "record" or "person".
+        assumptions: The assumptions, in sentences; all of them have to hold.
+        reason: Why epsilon is infinite, or None.
+        mu: Parameter of the equivalent Gaussian mechanism (mu-GDP), or None.
+        details: JSON-safe facts about the bound.
+        losses: Privacy losses; without them, `tpr` and `advantage` follow from epsilon and delta.
+        changes: Number of changes from one neighbour to the other, each with these losses. If it is
+            above 1, the guarantee follows by group privacy.
 
     Example:
-      >>> from tfdp.accounting import describe, proven
-      >>> run = describe("dpsgd", "cyclic", num_examples=1000, lot_size=100, steps=20,
-      ...                noise_multiplier=4.0)
-      >>> guarantee = proven(run, delta=1e-4)
-      >>> print(guarantee)
-      proven epsilon: 1.145 at delta = 0.0001, for one record replaced by a record that contributes
-      nothing (zero_out).
-      >>> print(f"{guarantee.tpr(0.01):.3f} {guarantee.advantage:.3f}")  # of a membership test
-      0.024 0.140
+        >>> from tfdp.accounting import describe, proven
+        >>> run = describe("dpsgd", "cyclic", num_examples=1000, lot_size=100, steps=20,
+        ...                noise_multiplier=4.0)
+        >>> guarantee = proven(run, delta=1e-4)
+        >>> print(guarantee)
+        proven epsilon: 1.145 at delta = 0.0001, for one record replaced by a record that contributes
+        nothing (zero_out).
+        >>> print(f"{guarantee.tpr(0.01):.3f} {guarantee.advantage:.3f}")  # of a membership test
+        0.024 0.140
     """
 
     epsilon: float
@@ -166,17 +167,17 @@ class Guarantee:
         """The whole trade-off of a membership test, composed as exactly as epsilon is.
 
         Returns:
-          Rising false positive rates, and the least false negative rate of a test at each of them. In
-          between, straight lines are a guarantee as well.
+            Rising false positive rates, and the least false negative rate of a test at each of
+            them. In between, straight lines are a guarantee as well.
 
         Example:
-          >>> from tfdp.accounting import describe, proven
-          >>> import numpy as np
-          >>> run = describe("dpsgd", "cyclic", num_examples=1000, lot_size=100, steps=20,
-          ...                noise_multiplier=4.0)
-          >>> false_positives, false_negatives = proven(run, delta=1e-4).curve()
-          >>> print(f"{np.interp(0.01, false_positives, false_negatives):.3f}")
-          0.976
+            >>> from tfdp.accounting import describe, proven
+            >>> import numpy as np
+            >>> run = describe("dpsgd", "cyclic", num_examples=1000, lot_size=100, steps=20,
+            ...                noise_multiplier=4.0)
+            >>> false_positives, false_negatives = proven(run, delta=1e-4).curve()
+            >>> print(f"{np.interp(0.01, false_positives, false_negatives):.3f}")
+            0.976
         """
         return attacks.trade_off(self._curve, self.epsilon)
 

@@ -18,9 +18,9 @@ class BudgetExhausted(RuntimeError):
     """The next step would exceed the privacy budget; `fit` raises it before the step is taken.
 
     Example:
-      >>> from tfdp.accounting import BudgetExhausted
-      >>> issubclass(BudgetExhausted, RuntimeError)
-      True
+        >>> from tfdp.accounting import BudgetExhausted
+        >>> issubclass(BudgetExhausted, RuntimeError)
+        True
     """
 
 
@@ -28,11 +28,11 @@ class LedgerError(ValueError):
     """A change would reduce what a ledger recorded, or some input is not a valid ledger.
 
     Example:
-      >>> from tfdp.accounting import Ledger
-      >>> Ledger.from_json("{}")
-      Traceback (most recent call last):
-      ...
-      tfdp.accounting.ledger.LedgerError: Expected the JSON text of a ledger. Received ...
+        >>> from tfdp.accounting import Ledger
+        >>> Ledger.from_json("{}")
+        Traceback (most recent call last):
+        ...
+        tfdp.accounting.ledger.LedgerError: Expected the JSON text of a ledger. Received ...
     """
 
 
@@ -47,16 +47,16 @@ class PrivacyBudget:
     use no private results. It does not cover settings chosen by looking at earlier results.
 
     Attributes:
-      epsilon: Largest epsilon, finite and above 0.
-      delta: Largest delta, strictly between 0 and 1.
-      kind: The guarantee that must stay within the budget: "proven" or "claimed".
-      adjacency: Neighbouring relation of that guarantee.
+        epsilon: Largest epsilon, finite and above 0.
+        delta: Largest delta, strictly between 0 and 1.
+        kind: The guarantee that must stay within the budget: "proven" or "claimed".
+        adjacency: Neighbouring relation of that guarantee.
 
     Example:
-      >>> import tfdp
-      >>> budget = tfdp.PrivacyBudget(epsilon=2.0, delta=1e-5)
-      >>> budget.kind, budget.adjacency
-      ('proven', 'zero_out')
+        >>> import tfdp
+        >>> budget = tfdp.PrivacyBudget(epsilon=2.0, delta=1e-5)
+        >>> budget.kind, budget.adjacency
+        ('proven', 'zero_out')
     """
 
     epsilon: float
@@ -77,17 +77,17 @@ class Ledger:
     model separately.
 
     Example:
-      >>> from tfdp.accounting import Ledger, describe
-      >>> run = describe("dpsgd", "poisson", num_examples=1000, lot_size=100, steps=50,
-      ...                noise_multiplier=1.1)
-      >>> ledger = Ledger()
-      >>> run_id = ledger.open(run)
-      >>> ledger.record(run_id, 20)
-      >>> copy = Ledger.from_json(ledger.to_json())
-      >>> copy.record(run_id, 30)
-      >>> ledger.merge(copy)  # the same run, not another 30 steps
-      >>> ledger.steps(run_id)
-      30
+        >>> from tfdp.accounting import Ledger, describe
+        >>> run = describe("dpsgd", "poisson", num_examples=1000, lot_size=100, steps=50,
+        ...                noise_multiplier=1.1)
+        >>> ledger = Ledger()
+        >>> run_id = ledger.open(run)
+        >>> ledger.record(run_id, 20)
+        >>> copy = Ledger.from_json(ledger.to_json())
+        >>> copy.record(run_id, 30)
+        >>> ledger.merge(copy)  # the same run, not another 30 steps
+        >>> ledger.steps(run_id)
+        30
     """
 
     def __init__(self):
@@ -150,7 +150,7 @@ class Ledger:
         `taken` and `open_plan` are as in `Run`.
 
         Raises:
-          LedgerError: If the id is unknown, or fewer steps are given than were recorded.
+            LedgerError: If the id is unknown, or fewer steps are given than were recorded.
         """
         entry = self._entry(run_id)
         counted = isinstance(steps, numbers.Integral) and not isinstance(steps, bool)
@@ -170,7 +170,7 @@ class Ledger:
         """Replaces the description of a run by one that covers more steps; its `steps` is ignored.
 
         Raises:
-          LedgerError: If `run` differs in more than longer tables.
+            LedgerError: If `run` differs in more than longer tables.
         """
         entry = self._entry(run_id)
         longer = check_run(run).with_steps(entry.steps, entry.taken, entry.open_plan)
@@ -194,7 +194,7 @@ class Ledger:
         """Adds all runs and budgets of `other`; for a common id, the larger number of steps counts.
 
         Raises:
-          LedgerError: If one id stands for two different runs; the ledger is then unchanged.
+            LedgerError: If one id stands for two different runs; the ledger is then unchanged.
         """
         instance("other", other, Ledger, remedy="Pass a ledger, such as Ledger.from_json(text).")
         merged = dict(self._entries)

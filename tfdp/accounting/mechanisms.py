@@ -44,11 +44,11 @@ class Mechanism:
       usual_sampling: Name of the default sampling scheme.
 
     Example:
-      >>> from tfdp.accounting import describe
-      >>> run = describe("dpsgd", "poisson", num_examples=1000, lot_size=100, steps=10,
-      ...                noise_multiplier=(4.0, 4.0, *[2.0] * 8))
-      >>> run.mechanism.schedule("noise_multiplier", 4)
-      array([4., 4., 2., 2.])
+        >>> from tfdp.accounting import describe
+        >>> run = describe("dpsgd", "poisson", num_examples=1000, lot_size=100, steps=10,
+        ...                noise_multiplier=(4.0, 4.0, *[2.0] * 8))
+        >>> run.mechanism.schedule("noise_multiplier", 4)
+        array([4., 4., 2., 2.])
     """
 
     name: ClassVar[str] = ""
@@ -104,22 +104,22 @@ def register_mechanism(kind: type[Mechanism]) -> type[Mechanism]:
     has those of its base class.
 
     Args:
-      kind: The class.
+        kind: The class.
 
     Raises:
-      ValueError: If the class has no name, or another class is registered under the name.
+        ValueError: If the class has no name, or another class is registered under the name.
 
     Example:
-      >>> import dataclasses
-      >>> from typing import ClassVar
-      >>> from tfdp.accounting import mechanism_names, register_mechanism
-      >>> from tfdp.accounting.mechanisms import DPSGD
-      >>> @register_mechanism
-      ... @dataclasses.dataclass(frozen=True, kw_only=True)
-      ... class RoundedDPSGD(DPSGD):
-      ...     name: ClassVar[str] = "rounded_dpsgd_of_the_example"
-      >>> "rounded_dpsgd_of_the_example" in mechanism_names()
-      True
+        >>> import dataclasses
+        >>> from typing import ClassVar
+        >>> from tfdp.accounting import mechanism_names, register_mechanism
+        >>> from tfdp.accounting.mechanisms import DPSGD
+        >>> @register_mechanism
+        ... @dataclasses.dataclass(frozen=True, kw_only=True)
+        ... class RoundedDPSGD(DPSGD):
+        ...     name: ClassVar[str] = "rounded_dpsgd_of_the_example"
+        >>> "rounded_dpsgd_of_the_example" in mechanism_names()
+        True
     """
     name = text("the name of a mechanism", getattr(kind, "name", ""), remedy="Give it one.")
     if _CLASSES.setdefault(name, kind) is not kind:
@@ -133,10 +133,10 @@ class NoMechanism(Mechanism):
     """Training without privacy: a baseline, or training that was not accounted.
 
     Attributes:
-      reason: Why nothing is proven, in a sentence, for example that the earlier training of the
-        weights is unknown.
-      declarable: Whether the run stands for unaccounted plain training, which the user may declare to
-        have used public data.
+        reason: Why nothing is proven, in a sentence, for example that the earlier training of the
+            weights is unknown.
+        declarable: Whether the run stands for unaccounted plain training, which the user may
+            declare to have used public data.
     """
 
     reason: str = "The run was not private: no noise hides an example."
@@ -155,8 +155,8 @@ class NoisyMechanism(Mechanism):
     """Base class of the mechanisms that add noise.
 
     Attributes:
-      noise_multiplier: Standard deviation (or scale) of the noise on the sum, divided by the clip
-        norm; one number, or one for each step.
+        noise_multiplier: Standard deviation (or scale) of the noise on the sum, divided by the clip
+            norm; one number, or one for each step.
     """
 
     noise_multiplier: Noise
@@ -192,8 +192,8 @@ class DPDropout(DPSGD):
     The noise multiplier is 2 sigma, with the paper's sigma.
 
     Attributes:
-      composition: Name of the reading that the claim follows, one of `READINGS`; None for the class's
-        `default_reading`.
+        composition: Name of the reading that the claim follows, one of `READINGS`; None for the
+            class's `default_reading`.
     """
 
     composition: str | None = None
@@ -229,14 +229,14 @@ class SIDPSGD(NoisyMechanism):
     """SI-DPSGD: noise on the weights around means that are updated without noise.
 
     Attributes:
-      noise_multiplier: z_t, constant or per step: the weight noise of step t has standard deviation
-        z_t C lr_t / L.
-      learning_rates: Learning rates lr_t of the means, constant or per step; None for an unknown
-        constant.
-      momentum: Momentum coefficient, constant or per step.
-      nesterov: Whether the momentum is Nesterov's.
-      optimizer: Name of the update rule of the means.
-      release: "theta" (the noised weights) or "mu" (the un-noised means).
+        noise_multiplier: z_t, constant or per step: the weight noise of step t has standard
+            deviation z_t C lr_t / L.
+        learning_rates: Learning rates lr_t of the means, constant or per step; None for an unknown
+            constant.
+        momentum: Momentum coefficient, constant or per step.
+        nesterov: Whether the momentum is Nesterov's.
+        optimizer: Name of the update rule of the means.
+        release: "theta" (the noised weights) or "mu" (the un-noised means).
     """
 
     learning_rates: Schedule = None
@@ -270,9 +270,9 @@ class Matrix(NoisyMechanism):
     """Gaussian noise that a Toeplitz strategy correlates over steps.
 
     Attributes:
-      noise_multiplier: Standard deviation of the noise before it is correlated, over the clip norm;
-        one number for all steps.
-      strategy: Strategy C; its inverse correlates the noise.
+        noise_multiplier: Standard deviation of the noise before it is correlated, over the clip
+            norm; one number for all steps.
+        strategy: Strategy C; its inverse correlates the noise.
     """
 
     noise_multiplier: float
@@ -303,8 +303,8 @@ class DiscreteSGD(NoisyMechanism):
     """Encoded gradients with noise of any family.
 
     Attributes:
-      noise_multiplier: Scale of the noise over the clip norm, constant or per step.
-      encoding: Codebook and family of the noise.
+        noise_multiplier: Scale of the noise over the clip norm, constant or per step.
+        encoding: Codebook and family of the noise.
     """
 
     encoding: Encoding
@@ -329,9 +329,9 @@ def mechanism_names() -> tuple[str, ...]:
     """Names of all registered mechanisms.
 
     Example:
-      >>> from tfdp.accounting import mechanism_names
-      >>> {"dpsgd", "matrix", "si_dpsgd"} <= set(mechanism_names())
-      True
+        >>> from tfdp.accounting import mechanism_names
+        >>> {"dpsgd", "matrix", "si_dpsgd"} <= set(mechanism_names())
+        True
     """
     return tuple(sorted(_CLASSES))
 
@@ -345,7 +345,7 @@ def entry_of(table: Mapping[type[Mechanism], Entry], mechanism: Any) -> Entry:
     """The entry of a mechanism's class in a table, or of the nearest class that it derives from.
 
     Raises:
-      ValueError: If the table has none.
+        ValueError: If the table has none.
     """
     for kind in type(mechanism).__mro__:
         if kind in table:

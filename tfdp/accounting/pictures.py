@@ -28,13 +28,13 @@ def picture(
     """Plots the privacy spent by some trainings, as a matplotlib figure.
 
     Args:
-      runs: The trainings, in order.
-      guarantees: Their proven and claimed guarantees.
-      clipping: (number of steps, share of gradients that were clipped) for each epoch. They are
-        computed from private data without noise; without them, the figure may be released.
+        runs: The trainings, in order.
+        guarantees: Their proven and claimed guarantees.
+        clipping: (number of steps, share of gradients that were clipped) for each epoch. They are
+            computed from private data without noise; without them, the figure may be released.
 
     Raises:
-      ImportError: If matplotlib is not installed.
+        ImportError: If matplotlib is not installed.
     """
     rows = 3 if clipping else 2
     figure, axes = new_figure(6.0, 2.7 * rows, rows)

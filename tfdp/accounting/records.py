@@ -40,7 +40,7 @@ def from_record(kind: type, record: dict[str, Any]) -> Any:
     """Inverse of `to_record`, also for a record that was written to JSON and read again.
 
     Raises:
-      ValueError: If a field is unknown or missing.
+        ValueError: If a field is unknown or missing.
     """
     types = {field.name: field.type for field in dataclasses.fields(kind)}
     fields = {name: value for name, value in record.items() if name in types or name != "name"}

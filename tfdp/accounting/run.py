@@ -29,29 +29,31 @@ class Run:
     `describe` makes a run from names and plain numbers; `dataclasses.replace` changes it.
 
     Attributes:
-      mechanism: Which noise is added, and to which quantity.
-      sampling: How lots are drawn.
-      steps: Number of lots. Tables over steps may be longer.
-      contribution: How much one example can add to a lot's sum.
-      start: Origin of the initial weights: "assumed", or "public" if the user declared that they do not
-        depend on these data.
-      insecure_seed: Whether the noise, or the secret choice of lots, came from a user's seed.
-      machines: Number of machines that trained together, whose network carried sums without noise.
-      shards: Number of parts of the data, each of which only one machine can read.
-      taken: Number of steps actually taken, if the planned `steps` are counted; None for all.
-      open_plan: Whether an unknown number of further steps may be planned; nothing is proven then.
+        mechanism: Which noise is added, and to which quantity.
+        sampling: How lots are drawn.
+        steps: Number of lots. Tables over steps may be longer.
+        contribution: How much one example can add to a lot's sum.
+        start: Origin of the initial weights: "assumed", or "public" if the user declared that they
+            do not depend on these data.
+        insecure_seed: Whether the noise, or the secret choice of lots, came from a user's seed.
+        machines: Number of machines that trained together, whose network carried sums without
+            noise.
+        shards: Number of parts of the data, each of which only one machine can read.
+        taken: Number of steps actually taken, if the planned `steps` are counted; None for all.
+        open_plan: Whether an unknown number of further steps may be planned; nothing is proven
+            then.
 
     Raises:
-      ValueError: If a value is out of range, or the parts do not fit together.
+        ValueError: If a value is out of range, or the parts do not fit together.
 
     Example:
-      >>> from tfdp.accounting import Run
-      >>> from tfdp.accounting.mechanisms import DPSGD
-      >>> from tfdp.accounting.sampling import Poisson
-      >>> run = Run(mechanism=DPSGD(noise_multiplier=1.1), steps=3516,
-      ...           sampling=Poisson(num_examples=60000, lot_size=256))
-      >>> run.with_steps(100).steps
-      100
+        >>> from tfdp.accounting import Run
+        >>> from tfdp.accounting.mechanisms import DPSGD
+        >>> from tfdp.accounting.sampling import Poisson
+        >>> run = Run(mechanism=DPSGD(noise_multiplier=1.1), steps=3516,
+        ...           sampling=Poisson(num_examples=60000, lot_size=256))
+        >>> run.with_steps(100).steps
+        100
     """
 
     mechanism: Mechanism

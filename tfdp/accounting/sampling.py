@@ -20,8 +20,8 @@ class Sampling:
     """Base class of the sampling schemes.
 
     Attributes:
-      num_examples: Public number N of examples of the data set.
-      lot_size: Nominal lot size L, the constant divisor of every sum; at most N.
+        num_examples: Public number N of examples of the data set.
+        lot_size: Nominal lot size L, the constant divisor of every sum; at most N.
 
     Class attributes:
       name, words: Name of the scheme in flags and ledgers, and in sentences.
@@ -33,11 +33,11 @@ class Sampling:
       random_sizes: Whether lots may have any number of examples.
 
     Example:
-      >>> from tfdp.accounting import describe
-      >>> run = describe("dpsgd", "cyclic", num_examples=1000, lot_size=100, steps=25,
-      ...                noise_multiplier=4.0)
-      >>> run.sampling.participations(run.steps)  # two and a half epochs
-      3
+        >>> from tfdp.accounting import describe
+        >>> run = describe("dpsgd", "cyclic", num_examples=1000, lot_size=100, steps=25,
+        ...                noise_multiplier=4.0)
+        >>> run.sampling.participations(run.steps)  # two and a half epochs
+        3
     """
 
     num_examples: int
@@ -137,8 +137,8 @@ class Poisson(Sampling):
     """Poisson sampling: each example is in each lot independently, with probability L/N.
 
     Attributes:
-      nominal: Whether `num_examples` was fixed without looking at the data, so that the probability
-        does not change when a record is added; add_or_remove_one needs this.
+        nominal: Whether `num_examples` was fixed without looking at the data, so that the
+            probability does not change when a record is added; add_or_remove_one needs this.
     """
 
     nominal: bool = False
@@ -173,7 +173,8 @@ class CyclicPoisson(Sampling):
     """Poisson sampling from fixed groups of examples that take turns.
 
     Attributes:
-      groups: Number of groups. Examples of a step's group join the lot with probability groups * L/N.
+        groups: Number of groups. Examples of a step's group join the lot with probability groups *
+            L/N.
     """
 
     groups: int = 1
@@ -321,9 +322,9 @@ def sampling_names() -> tuple[str, ...]:
     """Names of all schemes.
 
     Example:
-      >>> from tfdp.accounting import sampling_names
-      >>> sampling_names()[:4]
-      ('poisson', 'random_allocation', 'cyclic', 'shuffle')
+        >>> from tfdp.accounting import sampling_names
+        >>> sampling_names()[:4]
+        ('poisson', 'random_allocation', 'cyclic', 'shuffle')
     """
     return tuple(_CLASSES)
 

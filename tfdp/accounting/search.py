@@ -47,12 +47,12 @@ def draw_trials(mean: float) -> int:
     """Draws a geometric number of trials from the operating system's entropy.
 
     Args:
-      mean: Mean of the number, above 1.
+        mean: Mean of the number, above 1.
 
     Example:
-      >>> from tfdp.accounting import draw_trials
-      >>> draw_trials(10) >= 1
-      True
+        >>> from tfdp.accounting import draw_trials
+        >>> draw_trials(10) >= 1
+        True
     """
     stop, number = 1 / _mean(mean), 1
     while secrets.randbelow(1 << 53) >= stop * (1 << 53):

@@ -32,26 +32,27 @@ class Statement:
     """Statement about the privacy of trained weights: guarantees, assumptions and limits.
 
     Attributes:
-      verdict: The strength of the protection in words, or why there is none.
-      executed: One sentence for each different run that was executed or planned.
-      released: The released values that the guarantees are about.
-      neighbours: The neighbouring relation of the proven guarantee, in words.
-      claimed, proven: The two guarantees.
-      meaning: Sentences that explain the numbers, by topic: one of `meaning.MEANING`, or "search".
-      assumptions: The assumptions of the proven guarantee.
-      not_covered: What the guarantees do not cover.
-      planned: Whether the runs were only described, and not counted by a ledger during training.
+        verdict: The strength of the protection in words, or why there is none.
+        executed: One sentence for each different run that was executed or planned.
+        released: The released values that the guarantees are about.
+        neighbours: The neighbouring relation of the proven guarantee, in words.
+        claimed, proven: The two guarantees.
+        meaning: Sentences that explain the numbers, by topic: one of `meaning.MEANING`, or
+            "search".
+        assumptions: The assumptions of the proven guarantee.
+        not_covered: What the guarantees do not cover.
+        planned: Whether the runs were only described, and not counted by a ledger during training.
 
     Example:
-      >>> from tfdp.accounting import Statement, describe
-      >>> run = describe("dpsgd", "cyclic", num_examples=1000, lot_size=100, steps=20,
-      ...                noise_multiplier=4.0)
-      >>> print(Statement.of(run, delta=1e-4).text())
-      Verdict:  Moderate protection of each record against anyone who sees the weights, ...
-      Attacker: An observer who starts at 50:50 ends at most 75.9% sure whether a record was used, ...
-      Proven:   epsilon 1.145 at delta 0.0001 (zero_out), if trained as planned: dpsgd, 20 steps ...
-      Claimed:  epsilon ...
-      Confirm:  initial weights independent of these data; ... For details: full=True.
+        >>> from tfdp.accounting import Statement, describe
+        >>> run = describe("dpsgd", "cyclic", num_examples=1000, lot_size=100, steps=20,
+        ...                noise_multiplier=4.0)
+        >>> print(Statement.of(run, delta=1e-4).text())
+        Verdict:  Moderate protection of each record against anyone who sees the weights, ...
+        Attacker: An observer who starts at 50:50 ends at most 75.9% sure whether a record was used, ...
+        Proven:   epsilon 1.145 at delta 0.0001 (zero_out), if trained as planned: dpsgd, 20 steps ...
+        Claimed:  epsilon ...
+        Confirm:  initial weights independent of these data; ... For details: full=True.
     """
 
     verdict: str
@@ -77,10 +78,11 @@ class Statement:
         """Makes the statement of one run, or of several on the same data.
 
         Args:
-          runs_or_run: A plan, such as the result of `describe`, or the runs that a ledger counted.
-          delta: Probability in (0, 1).
-          adjacency: Neighbouring relation of the proven guarantee.
-          planned: Whether the runs are plans that tfdp has not executed.
+            runs_or_run: A plan, such as the result of `describe`, or the runs that a ledger
+                counted.
+            delta: Probability in (0, 1).
+            adjacency: Neighbouring relation of the proven guarantee.
+            planned: Whether the runs are plans that tfdp has not executed.
         """
         runs = check_runs(runs_or_run)
         proven = composition.proven(runs, delta, adjacency)
@@ -99,23 +101,23 @@ class Statement:
         """Makes the statement of a search: of all trials, or of the best of a random number of them.
 
         Args:
-          trials: The ledger of each training on the same data.
-          delta: Probability in (0, 1).
-          adjacency: Neighbouring relation of the proven guarantee.
-          random_trials: The mean passed to `draw_trials` before the search, if only the best trial is
-            released. With None, the statement is about all trials together.
+            trials: The ledger of each training on the same data.
+            delta: Probability in (0, 1).
+            adjacency: Neighbouring relation of the proven guarantee.
+            random_trials: The mean passed to `draw_trials` before the search, if only the best
+                trial is released. With None, the statement is about all trials together.
 
         Example:
-          >>> from tfdp.accounting import Ledger, Statement, describe
-          >>> run = describe("dpsgd", "poisson", num_examples=10_000, lot_size=100,
-          ...                steps=300, noise_multiplier=1.5)
-          >>> ledgers = [Ledger() for _ in range(20)]
-          >>> for ledger in ledgers:
-          ...     ledger.record(ledger.open(run), 300)
-          >>> all_of_them = Statement.of_search(ledgers, 1e-5).proven
-          >>> best = Statement.of_search(ledgers, 1e-5, random_trials=20).proven
-          >>> print(f"{best.epsilon:.2f} {all_of_them.epsilon:.2f}")
-          1.37 2.40
+            >>> from tfdp.accounting import Ledger, Statement, describe
+            >>> run = describe("dpsgd", "poisson", num_examples=10_000, lot_size=100,
+            ...                steps=300, noise_multiplier=1.5)
+            >>> ledgers = [Ledger() for _ in range(20)]
+            >>> for ledger in ledgers:
+            ...     ledger.record(ledger.open(run), 300)
+            >>> all_of_them = Statement.of_search(ledgers, 1e-5).proven
+            >>> best = Statement.of_search(ledgers, 1e-5, random_trials=20).proven
+            >>> print(f"{best.epsilon:.2f} {all_of_them.epsilon:.2f}")
+            1.37 2.40
         """
         if not trials:
             raise ValueError("Expected the ledger of each trial. Received none.")
@@ -186,8 +188,8 @@ class Statement:
         """Returns the statement as text for a terminal.
 
         Args:
-          full: True for all assumptions, explanations and limits; False for five lines.
-          more: The instruction, shown to the reader, for getting the full text.
+            full: True for all assumptions, explanations and limits; False for five lines.
+            more: The instruction, shown to the reader, for getting the full text.
         """
         lines = [f"{name + ':':9} {words}" for name, words in self.rows()]
         if not full:

@@ -32,14 +32,14 @@ class Strategy:
     """A Toeplitz strategy, described by public numbers.
 
     Attributes:
-      name: One of `STRATEGIES`.
-      bands: Number of coefficients after which all are 0; None if there is no such limit.
-      coefficients: First column of C, for banded_toeplitz only (see `optimized`).
+        name: One of `STRATEGIES`.
+        bands: Number of coefficients after which all are 0; None if there is no such limit.
+        coefficients: First column of C, for banded_toeplitz only (see `optimized`).
 
     Example:
-      >>> from tfdp.accounting import Strategy
-      >>> Strategy(name="sqrt_toeplitz", bands=3).first(steps=100)
-      array([1.   , 0.5  , 0.375])
+        >>> from tfdp.accounting import Strategy
+        >>> Strategy(name="sqrt_toeplitz", bands=3).first(steps=100)
+        array([1.   , 0.5  , 0.375])
     """
 
     name: str
@@ -85,19 +85,19 @@ def strategy(name: str, steps: int, bands: int | None = None, objective: str = "
     """Makes a strategy for a training of `steps` steps.
 
     Args:
-      name: One of `STRATEGIES`.
-      steps: Planned number of steps, for which banded_toeplitz is optimized.
-      bands: Number of coefficients; required for banded_toeplitz. It should be at most the number of
-        steps between two participations of a record.
-      objective: "mean" or "max" error that banded_toeplitz minimizes (see `losses`).
+        name: One of `STRATEGIES`.
+        steps: Planned number of steps, for which banded_toeplitz is optimized.
+        bands: Number of coefficients; required for banded_toeplitz. It should be at most the number
+            of steps between two participations of a record.
+        objective: "mean" or "max" error that banded_toeplitz minimizes (see `losses`).
 
     Raises:
-      ValueError: If an argument is unknown, missing or out of range.
+        ValueError: If an argument is unknown, missing or out of range.
 
     Example:
-      >>> from tfdp.accounting import strategy
-      >>> print(strategy("banded_toeplitz", steps=100, bands=4).first(steps=100).round(2))
-      [1.   0.71 0.61 0.53]
+        >>> from tfdp.accounting import strategy
+        >>> print(strategy("banded_toeplitz", steps=100, bands=4).first(steps=100).round(2))
+        [1.   0.71 0.61 0.53]
     """
     one_of("name", name, STRATEGIES)
     if name != "banded_toeplitz":

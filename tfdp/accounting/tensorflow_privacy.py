@@ -50,27 +50,29 @@ def compute_dp_sgd_privacy_statement(
     epsilon claimed by the formula of 2020, followed by the full statement for Poisson lots.
 
     Args:
-      number_of_examples: Public number of examples.
-      batch_size: Nominal number of examples in a lot.
-      num_epochs: Passes over the data, above 0; numbers of steps are rounded up.
-      noise_multiplier: Standard deviation of the noise over the clip norm; 0 for no noise.
-      delta: Probability in (0, 1).
-      used_microbatching: Whether several examples were clipped together. The default is TensorFlow
-        Privacy's; a tfdp optimizer without `num_microbatches` clips every example by itself.
-      max_examples_per_user: Largest number of examples of one user, for whom the table is repeated.
+        number_of_examples: Public number of examples.
+        batch_size: Nominal number of examples in a lot.
+        num_epochs: Passes over the data, above 0; numbers of steps are rounded up.
+        noise_multiplier: Standard deviation of the noise over the clip norm; 0 for no noise.
+        delta: Probability in (0, 1).
+        used_microbatching: Whether several examples were clipped together. The default is
+            TensorFlow Privacy's; a tfdp optimizer without `num_microbatches` clips every example by
+            itself.
+        max_examples_per_user: Largest number of examples of one user, for whom the table is
+            repeated.
 
     Raises:
-      ValueError: If an argument is out of range.
+        ValueError: If an argument is out of range.
 
     Example:
-      >>> import tfdp
-      >>> print(tfdp.compute_dp_sgd_privacy_statement(
-      ...     number_of_examples=60000, batch_size=256, num_epochs=15, noise_multiplier=1.1,
-      ...     delta=1e-5, used_microbatching=False))
-      DP-SGD with 60000 examples, lots of 256, noise multiplier 1.1, 15 epochs, ...
-        proven if lots were drawn by Poisson sampling:         1.13...
-        proven if each epoch took every example at most once:  20.57
-      ...
+        >>> import tfdp
+        >>> print(tfdp.compute_dp_sgd_privacy_statement(
+        ...     number_of_examples=60000, batch_size=256, num_epochs=15, noise_multiplier=1.1,
+        ...     delta=1e-5, used_microbatching=False))
+        DP-SGD with 60000 examples, lots of 256, noise multiplier 1.1, 15 epochs, ...
+          proven if lots were drawn by Poisson sampling:         1.13...
+          proven if each epoch took every example at most once:  20.57
+        ...
     """
     several = flag("used_microbatching", used_microbatching)
     users = whole("max_examples_per_user", max_examples_per_user, 1, optional=True)
@@ -105,21 +107,21 @@ def compute_dp_sgd_privacy(
     another bound is smaller.
 
     Args:
-      n: Number of training examples.
-      batch_size: Nominal lot size.
-      noise_multiplier: Noise multiplier, above 0.
-      epochs: Number of passes over the data, above 0 and possibly fractional.
-      delta: Probability in (0, 1).
+        n: Number of training examples.
+        batch_size: Nominal lot size.
+        noise_multiplier: Noise multiplier, above 0.
+        epochs: Number of passes over the data, above 0 and possibly fractional.
+        delta: Probability in (0, 1).
 
     Raises:
-      ValueError: If an argument is out of range.
+        ValueError: If an argument is out of range.
 
     Example:
-      >>> import tfdp
-      >>> epsilon, _ = tfdp.compute_dp_sgd_privacy(
-      ...     n=60000, batch_size=256, noise_multiplier=1.1, epochs=15, delta=1e-5)
-      >>> print(f"{epsilon:.2f}")
-      1.13
+        >>> import tfdp
+        >>> epsilon, _ = tfdp.compute_dp_sgd_privacy(
+        ...     n=60000, batch_size=256, noise_multiplier=1.1, epochs=15, delta=1e-5)
+        >>> print(f"{epsilon:.2f}")
+        1.13
     """
     found = proven(_runs(n, batch_size, epochs, noise_multiplier, delta, 1)["poisson"], delta)
     order = found.details.get("rdp_order") if found.details.get("conversion") == "RDP" else None

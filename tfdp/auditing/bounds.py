@@ -25,11 +25,11 @@ class LowerBound:
     """A lower bound on epsilon, with the counts that it was computed from.
 
     Attributes:
-        epsilon: the bound; 0 if the attack shows nothing.
-        delta: probability in (0, 1).
-        confidence: probability in (0, 1) that a true epsilon is not refuted.
-        ceiling: the bound that an attack without errors would have given.
-        counts: numbers of guesses or of runs, by name.
+        epsilon: The bound; 0 if the attack shows nothing.
+        delta: Probability in (0, 1).
+        confidence: Probability in (0, 1) that a true epsilon is not refuted.
+        ceiling: The bound that an attack without errors would have given.
+        counts: Numbers of guesses or of runs, by name.
 
     Example:
         >>> from tfdp.auditing import one_run
@@ -54,14 +54,14 @@ def one_run(
     that the number of guesses was fixed beforehand. It assumes nothing about the training.
 
     Args:
-        correct: number of guesses ("was included", "was not") that were right.
-        guesses: number of guesses.
-        canaries: number of canaries, at least `guesses`.
-        delta: the delta of the epsilon, in (0, 1).
-        confidence: in (0, 1).
+        correct: Number of guesses ("was included", "was not") that were right.
+        guesses: Number of guesses.
+        canaries: Number of canaries, at least `guesses`.
+        delta: The delta of the epsilon, in (0, 1).
+        confidence: In (0, 1).
 
     Raises:
-        ValueError: an argument is not in its range.
+        ValueError: If an argument is not in its range.
 
     Example:
         >>> from tfdp.auditing import one_run
@@ -127,15 +127,16 @@ def many_runs(
     threshold of the attack has to be fixed beforehand.
 
     Args:
-        true_positives: number of the `included` runs with the record in which the attack said so.
-        included: number of runs with the record.
-        false_positives: number of the `absent` runs without it in which the attack said it was there.
-        absent: number of runs without the record.
-        delta: the delta of the epsilon, in (0, 1).
-        confidence: in (0, 1).
+        true_positives: Number of the `included` runs with the record in which the attack said so.
+        included: Number of runs with the record.
+        false_positives: Number of the `absent` runs without it in which the attack said it was
+            there.
+        absent: Number of runs without the record.
+        delta: The delta of the epsilon, in (0, 1).
+        confidence: In (0, 1).
 
     Raises:
-        ValueError: an argument is not in its range.
+        ValueError: If an argument is not in its range.
 
     Example:
         >>> from tfdp.auditing import many_runs

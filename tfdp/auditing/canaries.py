@@ -45,8 +45,8 @@ class DiracCanaries:
     saturated loss. Further weights stay blank: they show only the noise.
 
     Args:
-        count: number of canaries, at least 1. About half of them are included.
-        blanks: number of weights that no example ever changes.
+        count: Number of canaries, at least 1. About half of them are included.
+        blanks: Number of weights that no example ever changes.
 
     Example:
         >>> import numpy as np
@@ -73,7 +73,7 @@ class DiracWorld:
     """One draw of `DiracCanaries`.
 
     Attributes:
-        included: bool [canaries].
+        included: Bool [canaries].
         callbacks: Keras callbacks to pass to `fit`, so that the released weights of every step are
             observed; without them, only those of the last step are.
     """
@@ -87,10 +87,10 @@ class DiracWorld:
         """Adds the reserved weights to `base`; make the result private, compile and fit it.
 
         Args:
-            base: a built Keras model.
+            base: A built Keras model.
 
         Raises:
-            ValueError: the inputs of the model are unknown, or it is already private.
+            ValueError: If the inputs of the model are unknown, or it is already private.
 
         Returns:
             A functional model with the inputs of `base` and, as the last input (or as "canary", if

@@ -35,13 +35,13 @@ class ExampleCanaries:
     An absent example keeps its place with weight zero, so worlds are zero_out neighbours.
 
     Args:
-        x: array, or structure of arrays [examples, ...].
-        y: array of integer labels [examples], or [examples, 1].
-        rows: int array [examples]: the indices of these examples in the data that is passed to
+        x: Array, or structure of arrays [examples, ...].
+        y: Array of integer labels [examples], or [examples, 1].
+        rows: Int array [examples]: the indices of these examples in the data that is passed to
             `ExampleWorld.data`, which removes them there; None if that data does not contain them.
 
     Raises:
-        ValueError: the lengths differ, or two examples have the same row.
+        ValueError: If the lengths differ, or two examples have the same row.
 
     Example:
         >>> import numpy as np
@@ -155,9 +155,9 @@ class Membership:
     """The results of black-box attacks.
 
     Attributes:
-        attacks: scores of all examples in all models, by the name of the attack: "loss" and "lira".
-        guarantee: the proven guarantee of each training; None if the models are not private.
-        models: number of models.
+        attacks: Scores of all examples in all models, by the name of the attack: "loss" and "lira".
+        guarantee: The proven guarantee of each training; None if the models are not private.
+        models: Number of models.
 
     Example:
         >>> import numpy as np
@@ -237,15 +237,17 @@ def membership_inference(
     """Trains models, attacks each with the others as shadow models, and pools the scores.
 
     Args:
-        train: a function of an `ExampleWorld` that trains on `world.data(...)` and returns the model.
-        canaries: the examples, a few hundred or more.
-        models: number of models, at least 4; LiRA reaches its full strength with 16 or more.
-        delta: the delta of the reported guarantee, in (0, 1).
-        confidence: a function (model, x, y) -> [examples]; larger if the model is surer of an example.
-        seed: seed of the coin flips.
+        train: A function of an `ExampleWorld` that trains on `world.data(...)` and returns the
+            model.
+        canaries: The examples, a few hundred or more.
+        models: Number of models, at least 4; LiRA reaches its full strength with 16 or more.
+        delta: The delta of the reported guarantee, in (0, 1).
+        confidence: A function (model, x, y) -> [examples]; larger if the model is surer of an
+            example.
+        seed: Seed of the coin flips.
 
     Raises:
-        ValueError: an argument is not in its range, or the trainings state different epsilons.
+        ValueError: If an argument is not in its range, or the trainings state different epsilons.
 
     Example:
         >>> import keras, numpy as np, tfdp

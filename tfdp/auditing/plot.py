@@ -19,11 +19,11 @@ def draw(found: Audit | Membership, path: str | os.PathLike) -> None:
     A stated epsilon is wrong if the attack is significantly above its curve.
 
     Args:
-        found: an audit, or attacks on the released model.
-        path: file name that ends in .png, .pdf or .svg.
+        found: An audit, or attacks on the released model.
+        path: File name that ends in .png, .pdf or .svg.
 
     Raises:
-        ImportError: matplotlib is not installed (`pip install 'tfdp[plot]'`).
+        ImportError: If matplotlib is not installed (`pip install 'tfdp[plot]'`).
 
     Example:
         >>> import os

@@ -26,12 +26,12 @@ class Audit:
     """The result of an audit.
 
     Attributes:
-        bound: the lower bound on epsilon, `one_run` of all runs.
-        scores: the scores of all canaries in all runs.
-        guarantees: the stated guarantees by kind ("claimed", "proven").
-        runs, seed: as in `audit`.
-        observed: description of what the attacker saw.
-        records: number of records of the audited training, including canaries; None if unknown.
+        bound: The lower bound on epsilon, `one_run` of all runs.
+        scores: The scores of all canaries in all runs.
+        guarantees: The stated guarantees by kind ("claimed", "proven").
+        runs, seed: As in `audit`.
+        observed: Description of what the attacker saw.
+        records: Number of records of the audited training, including canaries; None if unknown.
 
     Example:
         >>> from tfdp.experiments import Experiment, audit_experiment
@@ -125,23 +125,23 @@ def audit(
     """Trains with canaries and returns a lower bound on epsilon, to compare with the stated one.
 
     Args:
-        train: a function of a world, such as a `DiracWorld`, that builds a model, extends it by
+        train: A function of a world, such as a `DiracWorld`, that builds a model, extends it by
             `world.model`, trains it on `world.data(x, y)` with `world.callbacks`, and returns it.
-        canaries: `DiracCanaries(200)`, the strongest; or `ExampleCanaries(x, y)`, whose attacker sees
-            only the confidence of the last model.
-        delta: the delta of every epsilon, in (0, 1).
-        runs: number of trainings, each with new coin flips; their guesses are pooled.
-        guesses: number of guesses in each run, fixed before seeing scores; None: `usual_guesses`.
-        confidence: of the bound, in (0, 1).
+        canaries: `DiracCanaries(200)`, the strongest; or `ExampleCanaries(x, y)`, whose attacker
+            sees only the confidence of the last model.
+        delta: The delta of every epsilon, in (0, 1).
+        runs: Number of trainings, each with new coin flips; their guesses are pooled.
+        guesses: Number of guesses in each run, fixed before seeing scores; None: `usual_guesses`.
+        confidence: Of the bound, in (0, 1).
         observe: "every", the weights after every step, which proven guarantees cover; or "last",
             only the final weights.
-        adjacency: neighbouring relation of the stated guarantees. Canaries are zero_out neighbours,
+        adjacency: Neighbouring relation of the stated guarantees. Canaries are zero_out neighbours,
             so a guarantee for replace_one is harder to refute.
-        stated: epsilons by kind, for models that state none; None uses the model's own.
-        seed: seed of the coin flips of the canaries.
+        stated: Epsilons by kind, for models that state none; None uses the model's own.
+        seed: Seed of the coin flips of the canaries.
 
     Raises:
-        ValueError: an argument is not in its range, or the model states nothing.
+        ValueError: If an argument is not in its range, or the model states nothing.
 
     Example:
         >>> import keras, numpy as np, tfdp

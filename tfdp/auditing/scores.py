@@ -20,7 +20,7 @@ class Scores:
 
     Attributes:
         values: float64 [canaries].
-        included: bool [canaries].
+        included: Bool [canaries].
 
     Example:
         >>> import numpy as np

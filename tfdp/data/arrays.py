@@ -47,11 +47,11 @@ def as_arrays(values: Any, name: str) -> Any:
     """Converts leaves to arrays of numbers or texts, and lists of arrays to tuples.
 
     Args:
-        values: an array, or a nested dict, tuple or list of arrays and None.
-        name: name of the argument, for errors.
+        values: An array, or a nested dict, tuple or list of arrays and None.
+        name: Name of the argument, for errors.
 
     Raises:
-        ValueError: a leaf is not dense, has other values than numbers or texts, or has no rows.
+        ValueError: If a leaf is not dense, has other values than numbers or texts, or has no rows.
     """
     if values is None:
         return None

@@ -27,13 +27,13 @@ class Assembly:
     """Turns the units of a lot into its rows.
 
     Attributes:
-        source: the source of the examples.
-        available: number of examples (or people) that units consist of.
-        unit_size: number of neighbours in a unit.
-        augmentations: number of views of each example.
-        people: the person of each example, where units are people; or None.
-        functions: applied to each example, in order.
-        weights_of: computes weights from targets [rows, ...]; the source then has no weights.
+        source: The source of the examples.
+        available: Number of examples (or people) that units consist of.
+        unit_size: Number of neighbours in a unit.
+        augmentations: Number of views of each example.
+        people: The person of each example, where units are people; or None.
+        functions: Applied to each example, in order.
+        weights_of: Computes weights from targets [rows, ...]; the source then has no weights.
     """
 
     source: Source
@@ -62,9 +62,9 @@ class Assembly:
         """Returns where the rows of a lot are in the source, unit after unit, then padding.
 
         Args:
-            units: as a scheme draws them.
-            rows: number of rows of the lot, at least those of its units.
-            people: returns the secret for the choice among a person's examples.
+            units: As a scheme draws them.
+            rows: Number of rows of the lot, at least those of its units.
+            people: Returns the secret for the choice among a person's examples.
 
         Returns:
             The index of each row, int64, and its share of a weight, float32: 0 for absent rows.
@@ -93,11 +93,11 @@ class Assembly:
         """Returns the rows (x, y, sample_weight) at some places.
 
         Args:
-            taken, share: as `places` returns them: of one lot if there are functions, else of any
+            taken, share: As `places` returns them: of one lot if there are functions, else of any
                 number of lots.
-            views: returns the secret from which the seeds of functions are derived.
-            step: number of the lot.
-            spec: the `tf.TensorSpec`s that all lots have; None does not compare them.
+            views: Returns the secret from which the seeds of functions are derived.
+            step: Number of the lot.
+            spec: The `tf.TensorSpec`s that all lots have; None does not compare them.
         """
         if self.functions:
             present = np.flatnonzero(share)

@@ -22,11 +22,11 @@ class SourceBatches(keras.utils.PyDataset):
     """A Keras `PyDataset` of the rows of a source in order.
 
     Args:
-        source: the source.
-        batch_size: number of rows in a batch; the last one may have fewer.
+        source: The source.
+        batch_size: Number of rows in a batch; the last one may have fewer.
 
     Attributes:
-        source: the source.
+        source: The source.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -65,12 +65,12 @@ def to_evaluate(data: Any, batch_size: int | None, y: Any = None) -> Any:
     """Prepares data for Keras' `evaluate`: sources as batches in order, texts as tensors.
 
     Args:
-        data: an argument of `evaluate`, `predict` or `fit`.
-        batch_size: number of rows in a batch; None takes 32.
-        y: the targets; None with a source, which includes them.
+        data: An argument of `evaluate`, `predict` or `fit`.
+        batch_size: Number of rows in a batch; None takes 32.
+        y: The targets; None with a source, which includes them.
 
     Raises:
-        ValueError: the data are lots, which never end, or `y` is passed with a source.
+        ValueError: If the data are lots, which never end, or `y` is passed with a source.
     """
     if isinstance(data, Lots) or hasattr(data, "tfdp_lots"):
         raise ValueError(
@@ -88,12 +88,12 @@ def split_last(source: Source, share: float, batch_size: int | None) -> tuple[So
     """Splits off the last rows of a source as validation data, as Keras does for arrays.
 
     Args:
-        source: the source.
-        share: share of the rows to split off, in (0, 1).
-        batch_size: number of rows in a batch of validation data that are not in memory.
+        source: The source.
+        share: Share of the rows to split off, in (0, 1).
+        batch_size: Number of rows in a batch of validation data that are not in memory.
 
     Raises:
-        ValueError: one side would be empty.
+        ValueError: If one side would be empty.
     """
     first = math.floor(len(source) * (1.0 - share))
     if not 0 < first < len(source):

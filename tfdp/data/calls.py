@@ -21,7 +21,7 @@ class Calls:
     """Function calls by the threads that read one data set.
 
     Attributes:
-        error: the first exception in a call since the last iterator began, or None.
+        error: The first exception in a call since the last iterator began, or None.
     """
 
     def __init__(self):

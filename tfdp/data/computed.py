@@ -43,16 +43,16 @@ def computed(
     """Returns the packed arrays that `function(stream, numbers, words)` returns, without end.
 
     Args:
-        function: returns the lengths of elements and their arrays, one element after the other;
+        function: Returns the lengths of elements and their arrays, one element after the other;
             `stream` is the number of the iterator, and `numbers` are those of the elements.
-        specs: the `tf.TensorSpec` of each array.
-        pack: maps the arrays to an element of the dataset.
-        words: give each iterator its stream.
-        calls: makes the calls, and keeps their exceptions.
-        first: number of the first element.
-        lot_size: for the warning about slow reading.
-        in_memory: whether the rows are in memory, so that a slow lot has other reasons.
-        together: number of elements that a call computes.
+        specs: The `tf.TensorSpec` of each array.
+        pack: Maps the arrays to an element of the dataset.
+        words: Give each iterator its stream.
+        calls: Makes the calls, and keeps their exceptions.
+        first: Number of the first element.
+        lot_size: For the warning about slow reading.
+        in_memory: Whether the rows are in memory, so that a slow lot has other reasons.
+        together: Number of elements that a call computes.
     """
     quiet = [in_memory]
 

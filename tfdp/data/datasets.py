@@ -20,17 +20,17 @@ class Dataset:
     """A dataset, ready to train on.
 
     Attributes:
-        name: the name under which the dataset was loaded.
-        x_train: training inputs; images are float32 NHWC in [-1, 1], texts an array of `str`, rows
+        name: The name under which the dataset was loaded.
+        x_train: Training inputs; images are float32 NHWC in [-1, 1], texts an array of `str`, rows
             of characters int32 byte values.
-        y_train: training labels, int32, shape (examples,); (examples, tokens) for language models.
-        x_test: test inputs, like `x_train`.
-        y_test: test labels, like `y_train`.
-        num_classes: number of classes.
-        input_shape: shape of one example; () for texts.
-        source: where the data comes from.
-        preprocessing: one sentence that describes the preprocessing.
-        encoder: for a table, the Keras model that maps its columns to the inputs; else None.
+        y_train: Training labels, int32, shape (examples,); (examples, tokens) for language models.
+        x_test: Test inputs, like `x_train`.
+        y_test: Test labels, like `y_train`.
+        num_classes: Number of classes.
+        input_shape: Shape of one example; () for texts.
+        source: Where the data comes from.
+        preprocessing: One sentence that describes the preprocessing.
+        encoder: For a table, the Keras model that maps its columns to the inputs; else None.
 
     Example:
         >>> import tfdp
@@ -126,20 +126,21 @@ def load(
     """Loads a dataset, and downloads it first if this machine does not have it.
 
     Args:
-        name: a key of `DATASETS`, or another name of `tensorflow_datasets`, with a class label and an
-            image or one text. "digits" needs neither files nor a network.
-        data_dir: folder in which `tensorflow_datasets` keeps prepared data; by default the value of
+        name: A key of `DATASETS`, or another name of `tensorflow_datasets`, with a class label and
+            an image or one text. "digits" needs neither files nor a network.
+        data_dir: Folder in which `tensorflow_datasets` keeps prepared data; by default the value of
             the environment variable TFDS_DATA_DIR, and without that ~/tensorflow_datasets.
-        train_split, test_split: splits or parts of splits instead of the usual ones, in the notation
-            of `tensorflow_datasets`: "train[:6000]", "test[80%:]".
+        train_split, test_split: Splits or parts of splits instead of the usual ones, in the
+            notation of `tensorflow_datasets`: "train[:6000]", "test[80%:]".
 
     Returns:
         The `Dataset`.
 
     Raises:
-        ValueError: the name is unknown, the splits share examples, or this kind of data is not
+        ValueError: If the name is unknown, the splits share examples, or this kind of data is not
             supported.
-        DataUnavailable: the data (or one of its splits) is not prepared and cannot be downloaded.
+        DataUnavailable: If the data (or one of its splits) is not prepared and cannot be
+            downloaded.
 
     Example:
         >>> import tfdp
@@ -178,18 +179,18 @@ def load_split(name: str, split: str, data_dir: str | None = None) -> tuple[np.n
     """Loads one split of a dataset, even if its other splits are not available.
 
     Args:
-        name: as in `load`.
+        name: As in `load`.
         split: "train", "test" or another split that the dataset has, or a part of one as in
-            `tensorflow_datasets` ("test[:1000]"). For rows of characters, "train" and "test" are the
-            parts that `load` uses.
-        data_dir: see `load`.
+            `tensorflow_datasets` ("test[:1000]"). For rows of characters, "train" and "test" are
+            the parts that `load` uses.
+        data_dir: See `load`.
 
     Returns:
         (inputs, int32 labels), as in `Dataset`.
 
     Raises:
-        ValueError: the name is unknown.
-        DataUnavailable: the split does not exist, or is not prepared and cannot be downloaded.
+        ValueError: If the name is unknown.
+        DataUnavailable: If the split does not exist, or is not prepared and cannot be downloaded.
 
     Example:
         >>> import tfdp
@@ -229,8 +230,8 @@ def cut_bytes(texts: list[bytes], length: int) -> np.ndarray:
     adding, removing or changing a text leaves the rows of all others unchanged.
 
     Args:
-        texts: the texts.
-        length: bytes per row, at least 1.
+        texts: The texts.
+        length: Bytes per row, at least 1.
 
     Returns:
         int32 array of shape (number of rows, length) with values from 0 to 255.

@@ -16,8 +16,8 @@ class OncePerEpoch:
     The number of batches must be known; an epoch with more or fewer raises an error.
 
     Attributes:
-        batches: a `tf.data.Dataset` of batches, a `keras.utils.PyDataset`, or an iterable of batches
-            with a length, such as a data loader.
+        batches: A `tf.data.Dataset` of batches, a `keras.utils.PyDataset`, or an iterable of
+            batches with a length, such as a data loader.
 
     Example:
         >>> import keras, numpy as np, tensorflow as tf, tfdp

@@ -22,8 +22,8 @@ class Binomial:
     """The number of successes in independent trials, each with probability `odds[0] / odds[1]`.
 
     Args:
-        trials: number of trials.
-        odds: integers (a, b) with 0 <= a <= b and b > 0: the probability is a / b.
+        trials: Number of trials.
+        odds: Integers (a, b) with 0 <= a <= b and b > 0: the probability is a / b.
     """
 
     def __init__(self, trials: int, odds: tuple[int, int]):
@@ -92,7 +92,7 @@ def order(bits: Bits, count: int) -> np.ndarray:
     the memory of the result.
 
     Args:
-        count: at most `MOST_SHUFFLED`.
+        count: At most `MOST_SHUFFLED`.
 
     Returns:
         The order, int64 of shape [count].
@@ -130,9 +130,9 @@ class Allocation:
     """Puts each of the integers 0, ..., count - 1 into one of `lots` lots, uniformly and independently.
 
     Args:
-        bits: the words to draw from.
-        count: at most `MOST_SHUFFLED`.
-        lots: number of lots, at most `count`.
+        bits: The words to draw from.
+        count: At most `MOST_SHUFFLED`.
+        lots: Number of lots, at most `count`.
     """
 
     def __init__(self, bits: Bits, count: int, lots: int):

@@ -21,8 +21,8 @@ def stacked(examples: Sequence[tuple], indices: np.ndarray) -> tuple:
     Numbers of several types become those that NumPy finds for all of them.
 
     Args:
-        examples: at least one.
-        indices: their row numbers in the source, for messages.
+        examples: At least one.
+        indices: Their row numbers in the source, for messages.
     """
     if (columns := columns_of(examples)) is not None:
         return columns
@@ -45,7 +45,8 @@ def columns_of(examples: Sequence[tuple]) -> tuple | None:
     """Stacks structures of values, all rows of an entry at a time.
 
     Returns:
-        Columns whose rows are what each row would be by itself; None if rows differ in form or type.
+        Columns whose rows are what each row would be by itself; None if rows differ in form or
+        type.
     """
     try:
         return _columns(examples)
@@ -137,12 +138,12 @@ def conformed(rows: tuple, spec: tuple, index: int) -> tuple:
     """Checks rows against the first row of a source, and converts integers to its floats.
 
     Args:
-        rows: structures of arrays [rows, ...].
-        spec: the structures of the `tf.TensorSpec`s of the first row.
-        index: number of one of the rows in the source, for messages.
+        rows: Structures of arrays [rows, ...].
+        spec: The structures of the `tf.TensorSpec`s of the first row.
+        index: Number of one of the rows in the source, for messages.
 
     Raises:
-        ValueError: the rows have other entries, shapes or types than the first row.
+        ValueError: If the rows have other entries, shapes or types than the first row.
     """
     remedy = "Give all rows the same entries, shapes and types, in the source or by map(f)."
     try:

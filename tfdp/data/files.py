@@ -24,10 +24,10 @@ class Files(Records):
     """A source with one row per file.
 
     Args:
-        paths: the files.
-        class_names: names of the classes in the order of their labels, as in Keras; or None.
-        labels: the label of each file, or None.
-        value: maps the path of a file, a tensor, to its contents.
+        paths: The files.
+        class_names: Names of the classes in the order of their labels, as in Keras; or None.
+        labels: The label of each file, or None.
+        value: Maps the path of a file, a tensor, to its contents.
     """
 
     def __init__(self, paths: list, class_names: list | None, labels: Any, value: Callable):
@@ -67,13 +67,13 @@ def images_from_directory(directory: str, **options: Any) -> Files:
     The rows are in Keras' order without shuffling: by class, then by name.
 
     Args:
-        directory: contains one folder of images per class, or images if `labels` are given.
-        **options: as in Keras: `labels`, `label_mode`, `class_names`, `color_mode`, `image_size`,
+        directory: Contains one folder of images per class, or images if `labels` are given.
+        **options: As in Keras: `labels`, `label_mode`, `class_names`, `color_mode`, `image_size`,
             `interpolation`, `follow_links`, `crop_to_aspect_ratio`, `pad_to_aspect_ratio` and
             `data_format`.
 
     Raises:
-        ValueError: the directory is missing or has no images, or an option is invalid.
+        ValueError: If the directory is missing or has no images, or an option is invalid.
 
     Example:
         >>> import os, tempfile, keras, numpy as np, tfdp
@@ -110,11 +110,12 @@ def texts_from_directory(directory: str, **options: Any) -> Files:
     The rows are in Keras' order without shuffling: by class, then by name.
 
     Args:
-        directory: contains one folder of .txt files per class, or files if `labels` are given.
-        **options: as in Keras: `labels`, `label_mode`, `class_names`, `max_length` and `follow_links`.
+        directory: Contains one folder of .txt files per class, or files if `labels` are given.
+        **options: As in Keras: `labels`, `label_mode`, `class_names`, `max_length` and
+            `follow_links`.
 
     Raises:
-        ValueError: the directory is missing or has no texts, or an option is invalid.
+        ValueError: If the directory is missing or has no texts, or an option is invalid.
 
     Example:
         >>> import os, pathlib, tempfile, numpy as np, tfdp
@@ -189,18 +190,19 @@ def from_csv(
     """Returns a source of the rows of CSV files, which are read into memory.
 
     Args:
-        path: a file with a header, a list of files or a folder, as pyarrow accepts.
-        label: name of the target column; all others are inputs, in a dictionary of arrays.
-        keys: instead of `label`, names of columns: x, (x, y) or (x, y, sample_weight), in structures.
-        separator: the character between values.
-        missing: maps names of columns to a public constant that replaces missing numbers and empty
+        path: A file with a header, a list of files or a folder, as pyarrow accepts.
+        label: Name of the target column; all others are inputs, in a dictionary of arrays.
+        keys: Instead of `label`, names of columns: x, (x, y) or (x, y, sample_weight), in
+            structures.
+        separator: The character between values.
+        missing: Maps names of columns to a public constant that replaces missing numbers and empty
             texts. Without it, a missing text is "".
-        types: maps names of columns to types of pyarrow, such as "float64" or "string", where the
+        types: Maps names of columns to types of pyarrow, such as "float64" or "string", where the
             first rows do not show them.
 
     Raises:
-        FileNotFoundError: a file does not exist.
-        ValueError: a column does not exist, or a number is missing.
+        FileNotFoundError: If a file does not exist.
+        ValueError: If a column does not exist, or a number is missing.
 
     Example:
         >>> import pathlib, tempfile, numpy as np, tfdp
@@ -239,15 +241,16 @@ def from_parquet(
     larger tables with texts, use Hugging Face's `datasets.Dataset.from_parquet` as a source.
 
     Args:
-        path: a file, a list of files or a folder, as pyarrow accepts.
-        label: name of the target column; all others are inputs, in a dictionary of arrays.
-        keys: instead of `label`, names of columns: x, (x, y) or (x, y, sample_weight), in structures.
-        cache: the folder of `cached`, for columns of numbers; None keeps them in memory.
-        missing: maps names of columns to a public constant that replaces missing values.
+        path: A file, a list of files or a folder, as pyarrow accepts.
+        label: Name of the target column; all others are inputs, in a dictionary of arrays.
+        keys: Instead of `label`, names of columns: x, (x, y) or (x, y, sample_weight), in
+            structures.
+        cache: The folder of `cached`, for columns of numbers; None keeps them in memory.
+        missing: Maps names of columns to a public constant that replaces missing values.
 
     Raises:
-        FileNotFoundError: a file does not exist.
-        ValueError: a column does not exist, or a value is missing.
+        FileNotFoundError: If a file does not exist.
+        ValueError: If a column does not exist, or a value is missing.
 
     Example:
         >>> import pathlib, tempfile, numpy as np, pyarrow, pyarrow.parquet, tfdp

@@ -10,11 +10,11 @@ def check_labels(y, num_classes: int) -> None:
     others; a private run would silently drop such examples as non-finite.
 
     Args:
-        y: labels, any shape, integers (or floats that are whole numbers).
-        num_classes: the number of classes.
+        y: Labels, any shape, integers (or floats that are whole numbers).
+        num_classes: The number of classes.
 
     Raises:
-        ValueError: for a label that is out of range or not a whole number.
+        ValueError: For a label that is out of range or not a whole number.
 
     Example:
         >>> import tfdp

@@ -50,39 +50,40 @@ class Lots:
     do not depend on the source.
 
     Args:
-        scheme: the `schemes.Scheme` that draws the lots.
-        source: the `sources.Source` of rows.
-        physical_batch_size: number of rows in one chunk; None takes the whole lot.
-        seed: insecure seed of the draws; None draws from the operating system's entropy.
-        row_multiple: lots are padded to a multiple of this number of rows; None pads all to one size.
-        augmentations: number of views of each example.
-        people: the rows of each person, if lots draw people; None if they draw rows.
+        scheme: The `schemes.Scheme` that draws the lots.
+        source: The `sources.Source` of rows.
+        physical_batch_size: Number of rows in one chunk; None takes the whole lot.
+        seed: Insecure seed of the draws; None draws from the operating system's entropy.
+        row_multiple: Lots are padded to a multiple of this number of rows; None pads all to one
+            size.
+        augmentations: Number of views of each example.
+        people: The rows of each person, if lots draw people; None if they draw rows.
 
     Attributes:
-        scheme: the `schemes.Scheme`.
-        source: the `sources.Source`.
-        sampling: name of the scheme, such as "poisson".
-        num_examples: N, the public number of examples (or people) that the accounting uses. It is the
-            number in the data, unless `nominal`, and up to L - 1 more where `fit(shuffle=False)` keeps
-            the last lot of an epoch.
-        available_examples: number of examples (or people) that lots are drawn from.
-        nominal: whether N was given (`nominal_examples`) rather than counted.
-        lot_size: L, the nominal size of a lot; the summed gradient is divided by L, for any number of
-            drawn examples.
-        padded_size: number of rows in a yielded lot, a multiple of `physical_batch_size`; only
-            an overflowing lot has more. With a `row_multiple`, lots have the next multiple of that
+        scheme: The `schemes.Scheme`.
+        source: The `sources.Source`.
+        sampling: Name of the scheme, such as "poisson".
+        num_examples: N, the public number of examples (or people) that the accounting uses. It is
+            the number in the data, unless `nominal`, and up to L - 1 more where
+            `fit(shuffle=False)` keeps the last lot of an epoch.
+        available_examples: Number of examples (or people) that lots are drawn from.
+        nominal: Whether N was given (`nominal_examples`) rather than counted.
+        lot_size: L, the nominal size of a lot; the summed gradient is divided by L, for any number
+            of drawn examples.
+        padded_size: Number of rows in a yielded lot, a multiple of `physical_batch_size`; only an
+            overflowing lot has more. With a `row_multiple`, lots have the next multiple of that
             number of rows instead.
-        physical_batch_size: number of rows in one chunk.
-        microbatch_size: number of neighbours in the data that are drawn together, as a microbatch.
-        views: number of consecutive rows of a lot that belong to one example (or person) and are
+        physical_batch_size: Number of rows in one chunk.
+        microbatch_size: Number of neighbours in the data that are drawn together, as a microbatch.
+        views: Number of consecutive rows of a lot that belong to one example (or person) and are
             averaged before clipping: augmentations, times `max_examples` of a person.
-        augmentations: number of views of each example.
-        steps_per_epoch: number of lots in an epoch, N // L.
-        groups: number of groups of examples, which take turns; 1 unless the sampling is
+        augmentations: Number of views of each example.
+        steps_per_epoch: Number of lots in an epoch, N // L.
+        groups: Number of groups of examples, which take turns; 1 unless the sampling is
             "cyclic_poisson".
-        sharded: whether these are the lots of a shard that only this machine can read.
-        seeded: whether the user chose the seed, so that anyone who knows the seed knows the draws.
-        process_id: id of the process that made the lots; no other process may draw them.
+        sharded: Whether these are the lots of a shard that only this machine can read.
+        seeded: Whether the user chose the seed, so that anyone who knows the seed knows the draws.
+        process_id: Id of the process that made the lots; no other process may draw them.
 
     Example:
         >>> import numpy as np, tfdp
@@ -207,7 +208,7 @@ class Lots:
         """Returns these lots with sample weights that are computed from the targets of each example.
 
         Args:
-            weights_of: maps targets [rows, ...], as the functions of `map` return them, to weights
+            weights_of: Maps targets [rows, ...], as the functions of `map` return them, to weights
                 [rows].
 
         Example:
@@ -274,7 +275,7 @@ class Lots:
         people.
 
         Args:
-            turn, start, order: as in `as_dataset`, with the same errors.
+            turn, start, order: As in `as_dataset`, with the same errors.
         """
         spec = [tf.TensorSpec((None,), tf.int64)]
 
@@ -302,18 +303,20 @@ class Lots:
         tensor.
 
         Args:
-            turn: the group that the first lot comes from, if groups take turns.
-            start: number of lots to skip at the beginning.
-            order: secret of `new_order`, with which every iterator draws the same lots, for a training
-                that is resumed in another process. None gives every iterator its own draws.
-            shares: the shares of each lot that are read, one after the other; by default, whole lots.
+            turn: The group that the first lot comes from, if groups take turns.
+            start: Number of lots to skip at the beginning.
+            order: Secret of `new_order`, with which every iterator draws the same lots, for a
+                training that is resumed in another process. None gives every iterator its own
+                draws.
+            shares: The shares of each lot that are read, one after the other; by default, whole
+                lots.
 
         Returns:
             A `tf.data.Dataset` with this object as its attribute `tfdp_lots`.
 
         Raises:
-            ValueError: `turn` is not the number of a group.
-            RuntimeError: this process is not the one that made the lots.
+            ValueError: If `turn` is not the number of a group.
+            RuntimeError: If this process is not the one that made the lots.
         """
         spec, unit = self.spec, self.microbatch_size * self.views
         draw = functools.lru_cache(maxsize=1)(self.scheme.draw)  # once for all shares of a lot
@@ -373,7 +376,7 @@ def row_multiple_for(lot_size: int) -> int:
     """Returns a `row_multiple` with little padding and only a few different shapes.
 
     Args:
-        lot_size: nominal lot size, at least 1.
+        lot_size: Nominal lot size, at least 1.
 
     Example:
         >>> import tfdp

@@ -39,44 +39,45 @@ def make_lots(
     Args:
         sampling: "poisson", "random_allocation", "cyclic", "shuffle", "with_replacement",
             "fixed_size" or "cyclic_poisson"; see the classes of `tfdp.data.schemes`.
-        x: inputs, an array or a nested dict, tuple or list of arrays, first dimension N, which are not
-            copied. Floats of any precision become `keras.config.floatx()`, as in Keras. None is an
-            absent optional input. A tuple without `y` is (x,), (x, y) or (x, y, sample_weight). Or a
-            source, or any object that returns an example by its index; see `as_source`. Or a
+        x: Inputs, an array or a nested dict, tuple or list of arrays, first dimension N, which are
+            not copied. Floats of any precision become `keras.config.floatx()`, as in Keras. None is
+            an absent optional input. A tuple without `y` is (x,), (x, y) or (x, y, sample_weight).
+            Or a source, or any object that returns an example by its index; see `as_source`. Or a
             `tf.data.Dataset` of single examples, which is read once; see `read_dataset`.
-        y: targets, in the same forms. None if the loss needs none, or with a source.
+        y: Targets, in the same forms. None if the loss needs none, or with a source.
         lot_size: L, an integer from 1 to N.
-        physical_batch_size: number of rows in one chunk; the whole padded lot by default.
-        sample_weight: finite weights of at least 0; 1 by default. An array of shape (N,) with a weight
-            for each example, or (N, tokens, ...) with one for each token; or such an array for each
-            target, in the structure of `y`. An example without a weight above 0 is absent.
-        seed: an integer that makes the draws reproducible, for tests and debugging. By default the
+        physical_batch_size: Number of rows in one chunk; the whole padded lot by default.
+        sample_weight: Finite weights of at least 0; 1 by default. An array of shape (N,) with a
+            weight for each example, or (N, tokens, ...) with one for each token; or such an array
+            for each target, in the structure of `y`. An example without a weight above 0 is absent.
+        seed: An integer that makes the draws reproducible, for tests and debugging. By default the
             draws come from the operating system's entropy.
-        row_multiple: None gives every lot one fixed number of rows, so that XLA compiles once. With an
-            integer, the number of rows is the next multiple of it: less padding, but shapes that
+        row_multiple: None gives every lot one fixed number of rows, so that XLA compiles once. With
+            an integer, the number of rows is the next multiple of it: less padding, but shapes that
             vary from lot to lot.
-        microbatch_size: m, a divisor of L, for an optimizer that clips the mean gradient of m examples:
-            whole groups of m neighbours in the data are drawn, which sampling amplifies. Do not
-            set it without `num_microbatches`.
-        groups: see `schemes.CyclicPoisson`; required for "cyclic_poisson", and for no other scheme.
-        nominal_examples: see `schemes.Poisson`; for "poisson" only.
-        shard_of: N, if the examples here are the shard that only this machine can read; for "poisson"
-            and "random_allocation", see `schemes.RandomAllocation`. L and N count all machines.
-        keep_last: see `schemes.Cyclic`; for "cyclic" only.
-        cache: folder for the examples of a `tf.data.Dataset`; None keeps them in memory.
-        augmentations: K, number of views of each example, which `Lots.map` makes: their gradients are
-            averaged, and the average is clipped (De et al. 2022, section 3.2). A view is a row.
-        privacy_ids: the person of each example, as integers or texts. Lots then draw people: N, L and
-            `nominal_examples` count people, and the guarantee is for a person.
-        examples_per_person: k, with `privacy_ids`: the largest number of a person's examples in a lot,
-            chosen at random; they are averaged and clipped as one. Lots are padded to k rows for each
-            person, so a k far above what people have costs time and memory.
+        microbatch_size: m, a divisor of L, for an optimizer that clips the mean gradient of m
+            examples: whole groups of m neighbours in the data are drawn, which sampling amplifies.
+            Do not set it without `num_microbatches`.
+        groups: See `schemes.CyclicPoisson`; required for "cyclic_poisson", and for no other scheme.
+        nominal_examples: See `schemes.Poisson`; for "poisson" only.
+        shard_of: N, if the examples here are the shard that only this machine can read; for
+            "poisson" and "random_allocation", see `schemes.RandomAllocation`. L and N count all
+            machines.
+        keep_last: See `schemes.Cyclic`; for "cyclic" only.
+        cache: Folder for the examples of a `tf.data.Dataset`; None keeps them in memory.
+        augmentations: K, number of views of each example, which `Lots.map` makes: their gradients
+            are averaged, and the average is clipped (De et al. 2022, section 3.2). A view is a row.
+        privacy_ids: The person of each example, as integers or texts. Lots then draw people: N, L
+            and `nominal_examples` count people, and the guarantee is for a person.
+        examples_per_person: k, with `privacy_ids`: the largest number of a person's examples in a
+            lot, chosen at random; they are averaged and clipped as one. Lots are padded to k rows
+            for each person, so a k far above what people have costs time and memory.
 
     Returns:
         The `Lots`.
 
     Raises:
-        ValueError: the scheme is unknown, or an argument is invalid.
+        ValueError: If the scheme is unknown, or an argument is invalid.
 
     Example:
         >>> import keras, numpy as np, tfdp

@@ -34,7 +34,7 @@ class RowFunction:
 
     Attributes:
         function: `f(example)` or `f(example, seed)`; see `Lots.map`.
-        python: whether it is called in Python with NumPy arrays; else TensorFlow traces it.
+        python: Whether it is called in Python with NumPy arrays; else TensorFlow traces it.
     """
 
     function: Callable
@@ -56,7 +56,7 @@ class RowFunction:
         Args:
             rows: (x, y, sample_weight), structures of arrays, or a list of such examples.
             seeds: int32 of shape [rows, 2], not negative.
-            indices: row numbers in the source, for messages.
+            indices: Row numbers in the source, for messages.
 
         Returns:
             As `Source.read`: a list if the results of the rows differ in form or type.

@@ -17,16 +17,16 @@ class People:
     """The person of each example.
 
     Args:
-        privacy_ids: integers or texts of shape [N], equal for the examples of one person.
+        privacy_ids: Integers or texts of shape [N], equal for the examples of one person.
         max_examples: k, the largest number of a person's examples in one lot.
 
     Attributes:
-        count: number of people.
-        max_examples: as given.
-        num_rows: number of examples.
+        count: Number of people.
+        max_examples: As given.
+        num_rows: Number of examples.
 
     Raises:
-        ValueError: the ids have another shape, or there are none.
+        ValueError: If the ids have another shape, or there are none.
     """
 
     def __init__(self, privacy_ids: Any, max_examples: int):
@@ -43,7 +43,7 @@ class People:
         """Chooses at most k examples of each person, every set of k equally likely.
 
         Args:
-            people: numbers of people, int64 of shape [n].
+            people: Numbers of people, int64 of shape [n].
             secret: 16 bytes for the step; the choice depends only on it and on the person's rows.
 
         Returns:
@@ -95,9 +95,9 @@ def split_people(privacy_ids: Any, fraction: float, seed: int = 0) -> tuple[np.n
     """Splits the rows of a data set so that all examples of a person are on one side.
 
     Args:
-        privacy_ids: as for `make_lots`.
-        fraction: share of the people to hold out, in (0, 1).
-        seed: seed for the choice of these people.
+        privacy_ids: As for `make_lots`.
+        fraction: Share of the people to hold out, in (0, 1).
+        seed: Seed for the choice of these people.
 
     Returns:
         The rows to train on and the rows that are held out, int64 in increasing order.

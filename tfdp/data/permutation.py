@@ -23,8 +23,8 @@ def siphash(secret: bytes, *words: np.ndarray | int) -> np.ndarray:
     """SipHash-2-4 (Aumasson and Bernstein, 2012) of messages of whole 64-bit words.
 
     Args:
-        secret: key of 16 bytes.
-        *words: the words of the messages, integers or uint64 arrays that broadcast.
+        secret: Key of 16 bytes.
+        *words: The words of the messages, integers or uint64 arrays that broadcast.
 
     Returns:
         The hashes, uint64, of the broadcast shape.
@@ -66,8 +66,8 @@ class KeyedPermutation:
     SipHash. Values of at least `count` are permuted again.
 
     Args:
-        secret: key of 16 bytes.
-        count: number of elements, at most 2**62.
+        secret: Key of 16 bytes.
+        count: Number of elements, at most 2**62.
     """
 
     def __init__(self, secret: bytes, count: int):
@@ -98,9 +98,9 @@ class LotSizes:
     words, so the size of a lot is computed without the sizes of earlier lots.
 
     Args:
-        words, stream, epoch: the words to draw from.
-        count: number of units.
-        lots: number of lots.
+        words, stream, epoch: The words to draw from.
+        count: Number of units.
+        lots: Number of lots.
     """
 
     def __init__(self, words: Words, stream: int, epoch: int, count: int, lots: int):

@@ -22,13 +22,13 @@ def read_dataset(dataset: tf.data.Dataset, cache: str | os.PathLike | None = Non
     """Reads all examples of a dataset.
 
     Args:
-        dataset: yields single examples x, (x, y) or (x, y, sample_weight), no batches and no
+        dataset: Yields single examples x, (x, y) or (x, y, sample_weight), no batches and no
             repetitions. Its random operations (shuffling, augmentation) run once.
-        cache: a folder as in `cached`; None keeps the examples in memory.
+        cache: A folder as in `cached`; None keeps the examples in memory.
 
     Raises:
-        ValueError: the dataset is infinite or empty, its elements are batches, or the folder has other
-            rows.
+        ValueError: If the dataset is infinite or empty, its elements are batches, or the folder has
+            other rows.
 
     Example:
         >>> import tensorflow as tf, tfdp
@@ -74,12 +74,12 @@ def cached(source: Source, folder: str | os.PathLike) -> Columns:
     that was written earlier is reused.
 
     Args:
-        source: a source of numbers, or data for `as_source`.
-        folder: for one `.npy` file per array. Remove it when the rows change.
+        source: A source of numbers, or data for `as_source`.
+        folder: For one `.npy` file per array. Remove it when the rows change.
 
     Raises:
-        ValueError: the rows contain texts; or the folder has another number of rows, or other first
-            rows.
+        ValueError: If the rows contain texts; or the folder has another number of rows, or other
+            first rows.
 
     Example:
         >>> import numpy as np, tempfile, tfdp
@@ -98,9 +98,10 @@ def read_blocks(blocks: Iterable, folder: str | os.PathLike | None, rows: int) -
     """Reads structures of arrays, block by block.
 
     Args:
-        blocks: structures of arrays [rows, ...]; all have the entries, shapes and types of the first.
-        folder: as in `cached`; None keeps the arrays in memory.
-        rows: number of all rows; negative if it is unknown.
+        blocks: Structures of arrays [rows, ...]; all have the entries, shapes and types of the
+            first.
+        folder: As in `cached`; None keeps the arrays in memory.
+        rows: Number of all rows; negative if it is unknown.
 
     Returns:
         The structure of the arrays of all rows.

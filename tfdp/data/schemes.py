@@ -29,12 +29,12 @@ class Scheme(abc.ABC):
     """Base class of the sampling schemes.
 
     Attributes:
-        available: number of examples (or people) that lots are drawn from.
+        available: Number of examples (or people) that lots are drawn from.
         lot_size: L, the nominal size of a lot.
-        unit_size: number of neighbours in the data that are drawn together; divides `lot_size`.
+        unit_size: Number of neighbours in the data that are drawn together; divides `lot_size`.
 
     Raises:
-        ValueError: the lot size is not an integer from 1 to N, or not a multiple of `unit_size`.
+        ValueError: If the lot size is not an integer from 1 to N, or not a multiple of `unit_size`.
     """
 
     available: int
@@ -103,10 +103,10 @@ class Scheme(abc.ABC):
         """Returns the units of a lot, int64.
 
         Args:
-            words: the secret words.
-            stream: number of the iterator.
-            step: number of the lot, from the first one of the iterator.
-            turn: the group that lot 0 comes from, if groups take turns.
+            words: The secret words.
+            stream: Number of the iterator.
+            step: Number of the lot, from the first one of the iterator.
+            turn: The group that lot 0 comes from, if groups take turns.
         """
 
 
@@ -126,10 +126,10 @@ class Poisson(Scheme):
     `padded_size`, `physical_batch_size`).
 
     Attributes:
-        nominal_examples: a positive integer that was chosen without looking at the data, such as the
-            number of people who were asked to take part. With more or fewer examples, the average
-            size of a lot is larger or smaller than L.
-        shard_of: as in `RandomAllocation`.
+        nominal_examples: A positive integer that was chosen without looking at the data, such as
+            the number of people who were asked to take part. With more or fewer examples, the
+            average size of a lot is larger or smaller than L.
+        shard_of: As in `RandomAllocation`.
     """
 
     nominal_examples: int | None = None
@@ -178,7 +178,7 @@ class CyclicPoisson(Scheme):
     out and do not count in `num_examples`. A lot may be empty; no lot is ever cut.
 
     Attributes:
-        groups: number of groups; groups * lot_size is at most the number of examples.
+        groups: Number of groups; groups * lot_size is at most the number of examples.
     """
 
     groups: int = 1
@@ -222,7 +222,7 @@ class Cyclic(Scheme):
     `steps_per_epoch` lots of an epoch.
 
     Attributes:
-        keep_last: whether an epoch ends with a partial lot instead of leaving out examples.
+        keep_last: Whether an epoch ends with a partial lot instead of leaving out examples.
     """
 
     keep_last: bool = False
@@ -265,9 +265,10 @@ class RandomAllocation(Scheme):
     members are consecutive in a keyed permutation.
 
     Attributes:
-        shard_of: number of examples (or people) on all machines together, if these are the shard that
-            only this machine can read. Lots are drawn from a shard at the rate, or over the number of
-            lots, of all; together, the shards' lots are those of the whole data. None for whole data.
+        shard_of: Number of examples (or people) on all machines together, if these are the shard
+            that only this machine can read. Lots are drawn from a shard at the rate, or over the
+            number of lots, of all; together, the shards' lots are those of the whole data. None for
+            whole data.
     """
 
     shard_of: int | None = None

@@ -20,9 +20,9 @@ class Shares:
     """The shares that one machine reads: those from number `first` on.
 
     Attributes:
-        parts: number of shares of a lot, one for each replica on all machines.
-        first: number of this machine's first share.
-        local: number of this machine's shares.
+        parts: Number of shares of a lot, one for each replica on all machines.
+        first: Number of this machine's first share.
+        local: Number of this machine's shares.
     """
 
     parts: int = 1
@@ -38,10 +38,10 @@ class Shares:
         """Returns the units of a share, and its number of rows.
 
         Args:
-            units: those of the whole lot.
-            share: number of the share.
-            rows: number of rows of the whole lot.
-            unit: number of rows of a unit, which no share cuts.
+            units: Those of the whole lot.
+            share: Number of the share.
+            rows: Number of rows of the whole lot.
+            unit: Number of rows of a unit, which no share cuts.
         """
         if self.parts == 1:
             return units, rows
@@ -59,9 +59,9 @@ def share_of(batch, parts: int, share, unit: int = 1) -> tuple:
 
     Args:
         batch: x, (x, y) or (x, y, sample_weight), structures of tensors with at least one row.
-        parts: number of shares.
-        share: number of the share, an integer or a scalar.
-        unit: number of consecutive rows that no share cuts.
+        parts: Number of shares.
+        share: Number of the share, an integer or a scalar.
+        unit: Number of consecutive rows that no share cuts.
     """
     x, y, weights = tf.nest.map_structure(
         lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf),

@@ -69,8 +69,8 @@ class Source(abc.ABC):
             indices: int64 of shape [n], from 0 to the length - 1.
 
         Returns:
-            (x, y, sample_weight), structures of arrays; or a list of such examples, whose shapes may
-            differ until a function makes them equal.
+            (x, y, sample_weight), structures of arrays; or a list of such examples, whose shapes
+            may differ until a function makes them equal.
         """
 
     def rows(self, indices: np.ndarray) -> tuple:
@@ -89,7 +89,7 @@ class Source(abc.ABC):
         """A row, or a part of the source such as `source[:50_000]`, without reading its rows.
 
         Args:
-            part: the index of one row; a slice; distinct indices of rows, integers of shape [n]; or
+            part: The index of one row; a slice; distinct indices of rows, integers of shape [n]; or
                 a mask, bool of shape [rows].
         """
         if isinstance(part, int | np.integer):
@@ -140,7 +140,8 @@ class Columns(Source):
     """A source of arrays with a common first axis, which are never copied.
 
     Args:
-        x, y, sample_weight: structures of arrays, or of anything that has a `shape` and can be sliced.
+        x, y, sample_weight: Structures of arrays, or of anything that has a `shape` and can be
+            sliced.
     """
 
     def __init__(self, x: Any, y: Any = None, sample_weight: Any = None):
@@ -168,8 +169,8 @@ class Records(Source):
     """A source that reads an object with one example per index.
 
     Args:
-        records: has `__len__`, and `__getitem__` or `__getitems__`.
-        keys: names of the entries of an example that is a dictionary: x, (x, y) or (x, y,
+        records: Has `__len__`, and `__getitem__` or `__getitems__`.
+        keys: Names of the entries of an example that is a dictionary: x, (x, y) or (x, y,
             sample_weight), where x and y may be structures of names.
     """
 
@@ -219,8 +220,8 @@ class Part(Source):
     """Some rows of another source.
 
     Args:
-        source: the source.
-        places: their row numbers in it.
+        source: The source.
+        places: Their row numbers in it.
     """
 
     def __init__(self, source: Source, places: range | np.ndarray):
@@ -270,8 +271,8 @@ class Mapped(Source):
     """A source whose rows are computed from the rows of another source.
 
     Args:
-        source: the other source.
-        function: takes no seed.
+        source: The other source.
+        function: Takes no seed.
     """
 
     def __init__(self, source: Source, function: RowFunction):
@@ -315,14 +316,15 @@ def as_source(x: Any, y: Any = None, sample_weight: Any = None, *, keys: Any = N
     """Converts data to a source of rows.
 
     Args:
-        x: a source; an object that returns an example by its index; or arrays. A tuple alone is (x,),
-            (x, y) or (x, y, sample_weight), so two inputs without targets are [a, b] or ((a, b),).
-        y, sample_weight: arrays, or None.
-        keys: for examples that are dictionaries, and for files of named arrays (NumPy's npz, HDF5): the
-            names of x, (x, y) or (x, y, sample_weight).
+        x: A source; an object that returns an example by its index; or arrays. A tuple alone is
+            (x,), (x, y) or (x, y, sample_weight), so two inputs without targets are [a, b] or ((a,
+            b),).
+        y, sample_weight: Arrays, or None.
+        keys: For examples that are dictionaries, and for files of named arrays (NumPy's npz, HDF5):
+            the names of x, (x, y) or (x, y, sample_weight).
 
     Raises:
-        ValueError: the arguments cannot be combined.
+        ValueError: If the arguments cannot be combined.
 
     Example:
         >>> import tfdp

@@ -9,14 +9,14 @@ class Spec:
     """Public facts about a data set of `tensorflow_datasets`.
 
     Attributes:
-        input_shape: shape of one example; () for texts.
-        num_classes: number of classes.
-        host: where the builder downloads from.
-        train_split: the usual training examples, in the notation of `tensorflow_datasets`.
-        test_split: the usual test examples; None takes "test" or else "validation".
-        text: the features that make up a text, in this order; none for images.
-        builder: the name in `tensorflow_datasets`, if it differs.
-        row: number of bytes of text in an example; 0 if an example is a whole text.
+        input_shape: Shape of one example; () for texts.
+        num_classes: Number of classes.
+        host: Where the builder downloads from.
+        train_split: The usual training examples, in the notation of `tensorflow_datasets`.
+        test_split: The usual test examples; None takes "test" or else "validation".
+        text: The features that make up a text, in this order; none for images.
+        builder: The name in `tensorflow_datasets`, if it differs.
+        row: Number of bytes of text in an example; 0 if an example is a whole text.
     """
 
     input_shape: tuple[int, ...]
@@ -59,11 +59,11 @@ def described(name: str, features) -> Spec:
     """Returns the `Spec` of any data set that has a class label and an image or one text.
 
     Args:
-        name: the name in `tensorflow_datasets`, for messages.
-        features: the features of the builder, by name.
+        name: The name in `tensorflow_datasets`, for messages.
+        features: The features of the builder, by name.
 
     Raises:
-        ValueError: there is no class label, or neither an image nor exactly one text.
+        ValueError: If there is no class label, or neither an image nor exactly one text.
     """
     datasets = importlib.import_module("tensorflow_datasets")
     features = dict(features.items()) if hasattr(features, "items") else {}

@@ -31,7 +31,7 @@ class Bits:
     """The words of one place, in order.
 
     Args:
-        generator: a bit generator of NumPy.
+        generator: A bit generator of NumPy.
     """
 
     def __init__(self, generator: np.random.BitGenerator):
@@ -68,8 +68,8 @@ class Words:
 
     Args:
         secret: 16 bytes.
-        streams: whether each iterator over lots has its own stream. False uses stream 0 only, so that
-            another process can continue the sequence.
+        streams: Whether each iterator over lots has its own stream. False uses stream 0 only, so
+            that another process can continue the sequence.
     """
 
     def __init__(self, secret: bytes, streams: bool = True):
@@ -100,9 +100,9 @@ class Words:
         """Returns the words of a place.
 
         Args:
-            stream: number of the stream.
-            position: place in the stream (a step, an epoch), below 2**64.
-            purpose: what the words are for, below 2**64.
+            stream: Number of the stream.
+            position: Place in the stream (a step, an epoch), below 2**64.
+            purpose: What the words are for, below 2**64.
         """
         counter = np.array([0, position, stream, purpose], np.uint64)
         return Bits(np.random.Philox(key=self._key, counter=counter))

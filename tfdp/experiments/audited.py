@@ -30,12 +30,12 @@ def audit_experiment(experiment: Experiment, *, canaries: int = 500, **options) 
     experiment without them, and noise for an epsilon is calibrated again.
 
     Args:
-        experiment: the settings.
-        canaries: number of canaries.
-        **options: arguments of `tfdp.auditing.audit`, such as `runs`, `observe` and `confidence`.
+        experiment: The settings.
+        canaries: Number of canaries.
+        **options: Arguments of `tfdp.auditing.audit`, such as `runs`, `observe` and `confidence`.
 
     Raises:
-        ValueError: the experiment has no privacy to audit, or an argument is not in its range.
+        ValueError: If the experiment has no privacy to audit, or an argument is not in its range.
 
     Example:
         >>> from tfdp.experiments import Experiment, audit_experiment
@@ -70,13 +70,13 @@ def attack_experiment(
     """Runs the attacks of an adversary who sees only the released model.
 
     Args:
-        experiment: the settings, with or without privacy.
-        examples: number of training examples that coin flips include or leave out.
-        models: as in `tfdp.auditing.membership_inference`.
-        seed: seed of the choice of these examples and of their coin flips.
+        experiment: The settings, with or without privacy.
+        examples: Number of training examples that coin flips include or leave out.
+        models: As in `tfdp.auditing.membership_inference`.
+        seed: Seed of the choice of these examples and of their coin flips.
 
     Raises:
-        ValueError: the data set has too few training examples, or not one label for each.
+        ValueError: If the data set has too few training examples, or not one label for each.
 
     Example:
         >>> from tfdp.experiments import Experiment, attack_experiment

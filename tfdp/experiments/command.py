@@ -46,9 +46,9 @@ class Point:
     """One training of a command.
 
     Attributes:
-        experiment: the settings of the training.
-        values: the swept values as text, by setting; empty without a sweep.
-        read: the flag files, or the recipe, that settings were read from.
+        experiment: The settings of the training.
+        values: The swept values as text, by setting; empty without a sweep.
+        read: The flag files, or the recipe, that settings were read from.
     """
 
     experiment: Experiment
@@ -91,8 +91,8 @@ def start(main: Callable[[list[str]], int], doc: str | None) -> None:
     """Runs a command and exits with its status.
 
     Args:
-        main: a function of the program's name and the arguments that are not flags.
-        doc: the docstring of the command, for --help.
+        main: A function of the program's name and the arguments that are not flags.
+        doc: The docstring of the command, for --help.
     """
 
     def parser(argv: Sequence[str]) -> list[str]:
@@ -108,11 +108,11 @@ def points(argv: Sequence[str], recipes: Path | None = RECIPES) -> list[Point]:
     """Returns the trainings of a command line, one for each point of the sweeps.
 
     Args:
-        argv: the command line, with the program's name. Flags that are not settings are ignored.
-        recipes: the folder of the recipes; None disables recipes.
+        argv: The command line, with the program's name. Flags that are not settings are ignored.
+        recipes: The folder of the recipes; None disables recipes.
 
     Raises:
-        ValueError: a setting or a sweep is invalid.
+        ValueError: If a setting or a sweep is invalid.
     """
     files, words = _split(argv)
     typed, typed_sweeps = _source(words)

@@ -27,7 +27,7 @@ def complete(experiment: Experiment, num_examples: int) -> Experiment:
     """Returns the experiment with defaults for strategy, bands and groups of mechanism "matrix".
 
     Raises:
-        ValueError: a setting without a default here is missing.
+        ValueError: If a setting without a default here is missing.
     """
     if "strategy" not in mechanism_class(experiment.mechanism).settings:
         return experiment
@@ -55,11 +55,12 @@ def make_optimizer(
     """Returns the optimizer of an experiment: a private one, or a plain one for mechanism "none".
 
     Args:
-        experiment: the settings.
-        lots: the `tfdp.data.Lots` of the training.
-        steps: how many steps the training takes.
-        noise_multiplier: the noise multiplier of the mechanism, or one for each step.
-            `experiment.noise_multiplier` is not used, because it is None if the noise is calibrated.
+        experiment: The settings.
+        lots: The `tfdp.data.Lots` of the training.
+        steps: How many steps the training takes.
+        noise_multiplier: The noise multiplier of the mechanism, or one for each step.
+            `experiment.noise_multiplier` is not used, because it is None if the noise is
+            calibrated.
     """
     base = type(keras.optimizers.get(experiment.optimizer))
     rate = learning_rate(experiment, lots.steps_per_epoch)
@@ -93,10 +94,11 @@ def plan(experiment: Experiment, lots, steps: int, model: keras.Model) -> Run:
     """Returns the planned `Run` of an experiment, with noise calibrated to its budget.
 
     Args:
-        experiment: the settings. If `noise_multiplier` is None, the noise is calibrated to `epsilon`.
-        lots: the `tfdp.data.Lots` of the training.
-        steps: how many steps the training takes.
-        model: the built model, private if the experiment is.
+        experiment: The settings. If `noise_multiplier` is None, the noise is calibrated to
+            `epsilon`.
+        lots: The `tfdp.data.Lots` of the training.
+        steps: How many steps the training takes.
+        model: The built model, private if the experiment is.
     """
     if not experiment.private:
         clip = Contribution(l2_norm_clip=experiment.l2_norm_clip)

@@ -34,19 +34,19 @@ class Result:
     """The result of an experiment.
 
     Attributes:
-        experiment: the settings, including chosen defaults.
-        model: the trained Keras model, whose weights are the release.
-        runs: the accounted runs of the ledger.
-        test_accuracy: accuracy of the released weights on the test split, from 0 to 1; with weight
+        experiment: The settings, including chosen defaults.
+        model: The trained Keras model, whose weights are the release.
+        runs: The accounted runs of the ledger.
+        test_accuracy: Accuracy of the released weights on the test split, from 0 to 1; with weight
             noise, the mean over the experiment's `noise_draws` draws of it.
-        statement: both guarantees at the experiment's delta and adjacency, with explanations.
-        seconds: time of the whole training; without privacy, since it was last resumed.
-        history: for each of Keras' metrics, its value in every epoch.
-        notes: sentences about the data, the words, the initial weights and what was frozen.
-        restarts: number of times that the training was resumed.
-        lost_steps: number of steps that are counted but not in the weights, because of a crash.
+        statement: Both guarantees at the experiment's delta and adjacency, with explanations.
+        seconds: Time of the whole training; without privacy, since it was last resumed.
+        history: For each of Keras' metrics, its value in every epoch.
+        notes: Sentences about the data, the words, the initial weights and what was frozen.
+        restarts: Number of times that the training was resumed.
+        lost_steps: Number of steps that are counted but not in the weights, because of a crash.
         curve: ((number of epochs, test accuracy after them), ...), if `test_every` is set.
-        encoder: for a table, the Keras model from its columns to the inputs; else None.
+        encoder: For a table, the Keras model from its columns to the inputs; else None.
     """
 
     experiment: Experiment
@@ -103,19 +103,19 @@ def run(
     """Trains a model, evaluates the release and computes both guarantees.
 
     Args:
-        experiment: the settings.
-        verbose: as in `keras.Model.fit`.
-        world: the canaries of an audit (a `tfdp.auditing.DiracWorld` or `ExampleWorld`), which become
-            part of the data and of the model; None trains without canaries.
-        folder: an entered folder, for TensorBoard's log and the state of the training, so that the same
-            call in another process resumes it after a crash; None writes neither.
-        checkpoint_every: number of steps between two writes of the state; None writes it every ten
+        experiment: The settings.
+        verbose: As in `keras.Model.fit`.
+        world: The canaries of an audit (a `tfdp.auditing.DiracWorld` or `ExampleWorld`), which
+            become part of the data and of the model; None trains without canaries.
+        folder: An entered folder, for TensorBoard's log and the state of the training, so that the
+            same call in another process resumes it after a crash; None writes neither.
+        checkpoint_every: Number of steps between two writes of the state; None writes it every ten
             seconds. Without privacy it is written after each epoch.
 
     Raises:
-        ValueError: the settings conflict with each other or with the data.
-        DataUnavailable: the data set cannot be loaded.
-        FloatingPointError: the model's output is not finite after training.
+        ValueError: If the settings conflict with each other or with the data.
+        DataUnavailable: If the data set cannot be loaded.
+        FloatingPointError: If the model's output is not finite after training.
 
     Example:
         >>> from tfdp.experiments import Experiment, run

@@ -27,8 +27,8 @@ def load(experiment: Experiment) -> data.Dataset:
     """Loads the data of an experiment, and converts texts to rows of ids.
 
     Raises:
-        ValueError: the model does not support such data, or labels are not class indices.
-        DataUnavailable: the data set cannot be loaded.
+        ValueError: If the model does not support such data, or labels are not class indices.
+        DataUnavailable: If the data set cannot be loaded.
     """
     if own_data.is_own(experiment.dataset):
         dataset = own_data.load(experiment)
@@ -60,9 +60,9 @@ def hash_tokens(texts: Collection[str], length: int, num_buckets: int = NUM_TOKE
     equal on every machine and in every run (unlike Python's `hash`).
 
     Args:
-        texts: the texts.
-        length: tokens per row; longer texts are cut, shorter ones padded with 0 at the end.
-        num_buckets: size of the id space, at least 2, including id 0, which is for padding.
+        texts: The texts.
+        length: Tokens per row; longer texts are cut, shorter ones padded with 0 at the end.
+        num_buckets: Size of the id space, at least 2, including id 0, which is for padding.
 
     Returns:
         int32 array of shape (number of texts, length) with values in `[0, num_buckets)`.
@@ -81,7 +81,7 @@ def build(experiment: Experiment, dataset: data.Dataset) -> tuple[keras.Model, t
         (the network, sentences about the data and the network for the record and the model card).
 
     Raises:
-        ValueError: the settings do not fit the network, or the initial weights are not allowed.
+        ValueError: If the settings do not fit the network, or the initial weights are not allowed.
     """
     public = None
     if experiment.takes_public_data:

@@ -89,7 +89,7 @@ def load(experiment) -> Dataset:
     """Loads the data of a user into memory.
 
     Raises:
-        ValueError: files are missing, columns are not declared, or values are invalid.
+        ValueError: If files are missing, columns are not declared, or values are invalid.
     """
     check_files(experiment)
     read = _READERS[kind_of(experiment.dataset) or "images"]

@@ -20,18 +20,18 @@ def public_examples(name: str, count: int, source: str | None = None, seed: int 
     """Draws public examples that are disjoint from the private dataset.
 
     Args:
-        name: the private dataset, a key of `PUBLIC`.
-        count: number of examples, at least 1.
+        name: The private dataset, a key of `PUBLIC`.
+        count: Number of examples, at least 1.
         source: "kmnist", "cifar100" or "strokes"; None takes the source in `PUBLIC`.
-        seed: seed of the draw, which is public.
+        seed: Seed of the draw, which is public.
 
     Returns:
         float32 array of shape (count, height, width, channels), preprocessed like the private data.
 
     Raises:
-        ValueError: the dataset has no public counterpart, the source has images of another shape, or
-            the count is out of range.
-        DataUnavailable: see `tfdp.data.load`.
+        ValueError: If the dataset has no public counterpart, the source has images of another
+            shape, or the count is out of range.
+        DataUnavailable: See `tfdp.data.load`.
     """
     one_of("name", name, sorted(PUBLIC), remedy="Use one with a public counterpart.")
     shape, source = DATASETS[name].input_shape, source or PUBLIC[name]

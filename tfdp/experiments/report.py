@@ -39,8 +39,8 @@ def card(result: Result, picture: bool = False) -> str:
     """Returns the model card in Markdown: the training, the accuracy and the privacy statement.
 
     Args:
-        result: the result.
-        picture: whether to show the picture in the same folder.
+        result: The result.
+        picture: Whether to show the picture in the same folder.
     """
     lines = [f"# {result.experiment.model} on {result.experiment.dataset}", ""]
     lines += [f"- {name}: {said}" for name, said in _facts(result)]
@@ -55,9 +55,9 @@ def print_table(result: Result, console: Console | None = None, folder: str | No
     """Prints a summary of the results, verdict first; the model card has the full statement.
 
     Args:
-        result: the result.
-        console: the console to print to; by default the terminal.
-        folder: the folder of the result, as shown to the user; None omits it.
+        result: The result.
+        console: The console to print to; by default the terminal.
+        folder: The folder of the result, as shown to the user; None omits it.
     """
     said, console = result.statement, console or Console()
     table = Table(show_header=False, box=None, pad_edge=False)

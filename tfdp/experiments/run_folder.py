@@ -51,7 +51,7 @@ def read_record(folder: str | os.PathLike) -> dict:
     """Returns the content of run.json; an empty dictionary if it does not exist.
 
     Args:
-        folder: the folder of a result.
+        folder: The folder of a result.
 
     Example:
         >>> from tfdp.experiments import read_record
@@ -79,19 +79,19 @@ class RunFolder:
     has begun, and does not change an earlier result.
 
     Args:
-        path: the folder of the finished result.
-        experiment: the settings of the training.
-        overwrite: whether to replace an earlier result. Other folders are never replaced.
+        path: The folder of the finished result.
+        experiment: The settings of the training.
+        overwrite: Whether to replace an earlier result. Other folders are never replaced.
 
     Attributes:
-        path: absolute path of the result.
-        experiment: the settings.
-        restarts: number of times that the training was resumed, set by `begin`.
+        path: Absolute path of the result.
+        experiment: The settings.
+        restarts: Number of times that the training was resumed, set by `begin`.
 
     Raises:
-        ResultError: entering, `begin` or `commit` is not possible: a result or an unfinished training
-            has other settings, another process is writing the result, or a file cannot
-            be written. Entering raises `ResultExists` for a finished result of the same settings.
+        ResultError: If entering, `begin` or `commit` is not possible: a result or an unfinished
+            training has other settings, another process is writing the result, or a file cannot be
+            written. Entering raises `ResultExists` for a finished result of the same settings.
 
     Example:
         >>> import keras
@@ -163,9 +163,9 @@ class RunFolder:
         The state of the training is discarded when the folder is left.
 
         Args:
-            record: the JSON-safe content of run.json, without the settings.
-            card: the text of model_card.md.
-            save_model: a function that writes the model to a given path.
+            record: The JSON-safe content of run.json, without the settings.
+            card: The text of model_card.md.
+            save_model: A function that writes the model to a given path.
         """
         try:
             save_model(self._in(_RESULT, _MODEL))

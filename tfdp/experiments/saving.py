@@ -19,13 +19,13 @@ def run_into(
     """Runs the experiment of an entered folder and commits its log, release, record and model card.
 
     Args:
-        folder: the entered folder of the result.
-        verbose: as in `keras.Model.fit`.
-        checkpoint_every: number of steps between checkpoints for resuming, as in `run`.
+        folder: The entered folder of the result.
+        verbose: As in `keras.Model.fit`.
+        checkpoint_every: Number of steps between checkpoints for resuming, as in `run`.
 
     Raises:
-        ResultError: a file could not be written.
-        ValueError, DataUnavailable, FloatingPointError: as in `run`.
+        ResultError: If a file could not be written.
+        ValueError, DataUnavailable, FloatingPointError: As in `run`.
 
     Example:
         >>> import os

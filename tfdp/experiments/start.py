@@ -23,7 +23,7 @@ def begin(experiment: Experiment, model: keras.Model) -> list[str]:
         Sentences about the initial weights and the frozen layers.
 
     Raises:
-        ValueError: the file is not a public file of such a network, or a name matches no layer.
+        ValueError: If the file is not a public file of such a network, or a name matches no layer.
     """
     notes = []
     if experiment.initial_weights is not None:
@@ -44,7 +44,7 @@ def check_public(experiment: Experiment, path: str) -> str:
     """Describes the training that produced a file of weights, from the run.json beside it.
 
     Raises:
-        ValueError: for a private experiment, the weights come from a private training, whose cost
+        ValueError: For a private experiment, the weights come from a private training, whose cost
             the new release would not record, or from a training on the same data.
     """
     before = read_record(os.path.dirname(os.path.realpath(path))).get("settings", {})
@@ -79,14 +79,14 @@ def load(model: keras.Model, path: str) -> tuple[str, ...]:
     The network keeps its public examples.
 
     Args:
-        model: a built network with fresh weights.
-        path: a `.keras` file of such a network.
+        model: A built network with fresh weights.
+        path: A `.keras` file of such a network.
 
     Returns:
         The names of the layers that were not loaded.
 
     Raises:
-        ValueError: the file belongs to another network, or cannot be read.
+        ValueError: If the file belongs to another network, or cannot be read.
     """
     try:
         found = layers_with_weights(keras.models.load_model(path, compile=False))
@@ -142,7 +142,7 @@ def freeze(model: keras.Model, trainable: str) -> tuple[str, ...]:
     """Freezes all layers except those that match `trainable`, such as "logits,dense_*"; returns these.
 
     Raises:
-        ValueError: a name or pattern matches no layer with trainable weights.
+        ValueError: If a name or pattern matches no layer with trainable weights.
     """
     layers, chosen = [la for la in layers_with_weights(model) if la.trainable], set()
     for pattern in map(str.strip, trainable.split(",")):

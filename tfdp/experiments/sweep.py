@@ -22,10 +22,10 @@ def train_points(points: Sequence[Point], folder: Path, train: Callable[[Point, 
     command resumes an interrupted sweep: finished points are not trained again.
 
     Args:
-        points: the points to train.
-        folder: the folder that contains the folders of the points.
-        train: a function that trains a point into a folder, and returns 0, or the status of an error
-            that it has printed; the status returned is 2 if there was one.
+        points: The points to train.
+        folder: The folder that contains the folders of the points.
+        train: A function that trains a point into a folder, and returns 0, or the status of an
+            error that it has printed; the status returned is 2 if there was one.
     """
     finished = []
     for number, point in enumerate(points, 1):

@@ -53,7 +53,7 @@ class L2Clip:
         most 2. Both are multiplied by sqrt(clip_groups).
 
         Args:
-            microbatch_size: number of examples whose mean gradient is bounded together.
+            microbatch_size: Number of examples whose mean gradient is bounded together.
         """
         return math.sqrt(self.clip_groups) * (1.0 if microbatch_size == 1 else 2.0)
 
@@ -93,7 +93,7 @@ class PerLayerL2Clip(L2Clip):
 
     Args:
         l2_norm_clip: C > 0, for all layers together.
-        layers: for each variable the number of its layer, from 0 to G - 1.
+        layers: For each variable the number of its layer, from 0 to G - 1.
     """
 
     layers: tuple[int, ...] = ()
@@ -147,12 +147,13 @@ def make_bound(clipping: str, l2_norm_clip: float | tf.Tensor, paths: Sequence[s
     """Returns the bound of the given name for the variables with the given paths.
 
     Args:
-        clipping: a name in `CLIPPINGS`.
+        clipping: A name in `CLIPPINGS`.
         l2_norm_clip: C > 0; may be a scalar tensor for "adaptive" only.
-        paths: Keras paths of the variables; variables with a common parent path belong to one layer.
+        paths: Keras paths of the variables; variables with a common parent path belong to one
+            layer.
 
     Raises:
-        ValueError: the clipping is unknown, or the clip norm is not a finite number above 0.
+        ValueError: If the clipping is unknown, or the clip norm is not a finite number above 0.
     """
     one_of("clipping", clipping, CLIPPINGS)
     if not tf.is_tensor(l2_norm_clip):

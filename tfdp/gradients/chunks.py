@@ -51,9 +51,10 @@ def pad_rows(x, y, sample_weight: tf.Tensor, rows) -> tuple:
     """Pads a lot with absent rows, of weight zero, which are copies of its first row.
 
     Args:
-        x, y: structures of tensors with a common leading dimension.
+        x, y: Structures of tensors with a common leading dimension.
         sample_weight: float32, one number for each row.
-        rows: the number of rows of the result, at least as many as there are: an integer or a scalar.
+        rows: The number of rows of the result, at least as many as there are: an integer or a
+            scalar.
 
     Returns:
         (x, y, sample_weight).
@@ -90,9 +91,9 @@ def balanced_chunks(rows, limit, multiple):
     """Cuts rows into as few chunks as the limit allows, all of one size.
 
     Args:
-        rows: number of rows, a Python integer or an int32 scalar.
-        limit: largest number of rows in a chunk, a multiple of `multiple`.
-        multiple: the size of a chunk is a multiple of this number.
+        rows: Number of rows, a Python integer or an int32 scalar.
+        limit: Largest number of rows in a chunk, a multiple of `multiple`.
+        multiple: The size of a chunk is a multiple of this number.
 
     Returns:
         (number of chunks, at least one; number of rows in a chunk).
@@ -108,10 +109,10 @@ def suitable_rows(forward, rows, expected, multiple):
     Only lots for models with convolutions or recurrent layers are cut.
 
     Args:
-        forward: the model's forward pass.
-        rows: number of rows of the lot; None where it is not static.
-        expected: about how many rows are expected where `rows` is None; None where that is unknown.
-        multiple: the result is a multiple of this number.
+        forward: The model's forward pass.
+        rows: Number of rows of the lot; None where it is not static.
+        expected: About how many rows are expected where `rows` is None; None where that is unknown.
+        multiple: The result is a multiple of this number.
     """
     usual = rows or expected
     if rows is None and expected is not None:
@@ -146,9 +147,9 @@ def sum_of_chunks(run: Callable, chunks, in_sequence: bool) -> BoundedSum:
     """Returns the bounded sum of all chunks, with the rows of all of them.
 
     Args:
-        run: maps the number of a chunk, an int32 scalar, to its `BoundedSum`.
-        chunks: number of chunks, at least one: a Python integer or an int32 scalar.
-        in_sequence: whether a chunk waits for the one before it. Otherwise TensorFlow may start it
+        run: Maps the number of a chunk, an int32 scalar, to its `BoundedSum`.
+        chunks: Number of chunks, at least one: a Python integer or an int32 scalar.
+        in_sequence: Whether a chunk waits for the one before it. Otherwise TensorFlow may start it
             earlier, which takes more memory.
     """
     function = concrete_function(tf.function(run, autograph=False), tf.TensorSpec([], tf.int32))

@@ -31,8 +31,8 @@ class Outputs(NamedTuple):
     Keras stores a mask as an attribute of its tensor, which TensorFlow's operations and functions drop.
 
     Attributes:
-        values: the outputs, a structure of tensors [rows, ...].
-        masks: bool [rows, ...], the masks of the outputs that have one, keyed by the output's index
+        values: The outputs, a structure of tensors [rows, ...].
+        masks: Bool [rows, ...], the masks of the outputs that have one, keyed by the output's index
             among the leaves of `values`.
     """
 
@@ -59,21 +59,21 @@ class BoundedSum:
 
     Attributes:
         sums: float32 tensors, one per trainable variable: the sum of the bounded gradients.
-        norms: float32 [microbatches]: L2 norms of the gradients before bounding, 0 where no example is
-            present with a finite gradient.
-        present: bool [microbatches]: whether some example of the microbatch has a weight. For several
-            examples, also False if the squared norm of their mean is not finite.
+        norms: float32 [microbatches]: L2 norms of the gradients before bounding, 0 where no example
+            is present with a finite gradient.
+        present: Bool [microbatches]: whether some example of the microbatch has a weight. For
+            several examples, also False if the squared norm of their mean is not finite.
         clipped: float32 [microbatches]: 1 where the bound shortened the gradient.
-        non_finite: int32 scalar: number of examples with a row that counts as zero because its gradient
-            is not finite.
+        non_finite: int32 scalar: number of examples with a row that counts as zero because its
+            gradient is not finite.
         losses: float32 [rows]: unweighted per-example losses.
-        output_losses: float32 [rows, outputs]: the loss of each output, without loss weights; [rows, 0]
-            for a model with one loss.
-        outputs: the model's `Outputs` for the rows; an empty tuple if `observe` received them.
-        state: new values of the random state, as `Forward.advance` takes them.
-        l2_norm_clip: the clip norm that was enforced; the noise is a multiple of it. A Python float, or
-            a scalar tensor for adaptive clipping.
-        relative_sensitivity: the sensitivity in units of the clip norm, always a Python float;
+        output_losses: float32 [rows, outputs]: the loss of each output, without loss weights;
+            [rows, 0] for a model with one loss.
+        outputs: The model's `Outputs` for the rows; an empty tuple if `observe` received them.
+        state: New values of the random state, as `Forward.advance` takes them.
+        l2_norm_clip: The clip norm that was enforced; the noise is a multiple of it. A Python
+            float, or a scalar tensor for adaptive clipping.
+        relative_sensitivity: The sensitivity in units of the clip norm, always a Python float;
             `Session.check_sensitivity` compares it with what the accounting assumes.
 
     `tf.nest` treats it as a structure of all fields but the last two.
@@ -117,12 +117,12 @@ class Engine(Protocol):
         """Bounds and sums the gradients of the rows of a chunk.
 
         Args:
-            forward: the model's pure forward pass.
-            bound: the limit of one example's influence.
-            x, y: structures of tensors [rows, ...]; rows is a multiple of microbatch_size * views.
+            forward: The model's pure forward pass.
+            bound: The limit of one example's influence.
+            x, y: Structures of tensors [rows, ...]; rows is a multiple of microbatch_size * views.
             sample_weight: float32 [rows]; rows of weight zero are absent.
-            first: the place of the first row in its lot, an int32 scalar. A row's random numbers depend
-                on its place.
-            microbatch_size: number of examples whose mean gradient is bounded together.
-            views: number of consecutive rows of each example.
+            first: The place of the first row in its lot, an int32 scalar. A row's random numbers
+                depend on its place.
+            microbatch_size: Number of examples whose mean gradient is bounded together.
+            views: Number of consecutive rows of each example.
         """

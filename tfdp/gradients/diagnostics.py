@@ -23,9 +23,9 @@ class Diagnostics:
         """Adds the figures of one lot.
 
         Args:
-            lot: the `contract.BoundedSum` of the lot.
-            noise_scale: standard deviation of the noise that was actually added to every entry of the
-                sum.
+            lot: The `contract.BoundedSum` of the lot.
+            noise_scale: Standard deviation of the noise that was actually added to every entry of
+                the sum.
         """
         count = tf.reduce_sum(tf.cast(lot.present, tf.float32))
         # The median is over the microbatches that are present; absent ones sort to the end.
@@ -48,7 +48,7 @@ class Diagnostics:
         """Returns the means so far as Python floats, 0 without any lot.
 
         Args:
-            reset: whether to start over afterwards.
+            reset: Whether to start over afterwards.
         """
         *sums, somebody, lots = self._sums.numpy().tolist()
         counts = [somebody] * (len(sums) - 1) + [lots]

@@ -45,8 +45,9 @@ class Codebook:
 
     Attributes:
         heights: float32 [vectors, blocks], each row in ascending order.
-        num_weights: length of the vectors.
-        shift: each block stands for 2^shift consecutive ranks, the last block for those that remain.
+        num_weights: Length of the vectors.
+        shift: Each block stands for 2^shift consecutive ranks, the last block for those that
+            remain.
     """
 
     heights: np.ndarray
@@ -85,11 +86,11 @@ class Codebook:
         the magnitudes of `num_weights` normal numbers.
 
         Args:
-            size: number of vectors, at least 1.
-            num_weights: length of the vectors, at least 1.
-            zero_below: magnitudes below this, before scaling, become zero.
-            seed: seed of the random draw, which is public.
-            most_blocks: largest number of blocks to store per vector.
+            size: Number of vectors, at least 1.
+            num_weights: Length of the vectors, at least 1.
+            zero_below: Magnitudes below this, before scaling, become zero.
+            seed: Seed of the random draw, which is public.
+            most_blocks: Largest number of blocks to store per vector.
         """
         whole("codebook_size", size, 1)
         finite("zero_below", zero_below, 0)
@@ -182,7 +183,7 @@ class Encoder:
     """Encodes gradients, one per row, with a codebook at a clip norm.
 
     Args:
-        codebook: the vectors.
+        codebook: The vectors.
         l2_norm_clip: C > 0, the largest norm of an encoded gradient.
     """
 
@@ -289,7 +290,7 @@ class EncodedBound(L2Clip):
 
     Args:
         l2_norm_clip: C > 0, which the norm of an encoded gradient does not exceed.
-        encoder: an encoder with the same C, for vectors as long as all variables together.
+        encoder: An encoder with the same C, for vectors as long as all variables together.
     """
 
     whole_gradients: ClassVar[bool] = True

@@ -61,7 +61,7 @@ class PerExampleGradient(abc.ABC):
         """Returns sums over `size` consecutive rows; the number of rows is a multiple of `size`.
 
         Args:
-            size: a number, or an int32 scalar.
+            size: A number, or an int32 scalar.
         """
 
     @abc.abstractmethod
@@ -79,7 +79,7 @@ class Instantiated(PerExampleGradient):
 
     Args:
         values: float32 [rows, ...]: the entries of the gradients in any order.
-        finish: maps one sum [...] of rows to the variable's shape.
+        finish: Maps one sum [...] of rows to the variable's shape.
     """
 
     values: tf.Tensor
@@ -122,7 +122,7 @@ class OuterProducts(PerExampleGradient):
     Args:
         left: float32 [rows, positions, p], for instance a layer's inputs.
         right: float32 [rows, positions, q], for instance the gradients at its outputs.
-        finish: maps one sum [p, q] of rows to the variable's shape.
+        finish: Maps one sum [p, q] of rows to the variable's shape.
     """
 
     left: tf.Tensor
@@ -184,12 +184,13 @@ class Lookups(PerExampleGradient):
     near zero, but would be added one by one to the gradients of other rows of data.
 
     Args:
-        indices: int32 [rows, positions]: rows of the table. An index of -1 stands for a row that the
-            table lacks, which makes the row of data count as not finite; below -1 there is no look-up.
-        vectors: float32 [rows, positions, width]: the gradients at the looked-up vectors, zero where
-            there is no look-up.
-        size: number of rows of the table.
-        distinct: whether no index occurs twice in a row of data.
+        indices: int32 [rows, positions]: rows of the table. An index of -1 stands for a row that
+            the table lacks, which makes the row of data count as not finite; below -1 there is no
+            look-up.
+        vectors: float32 [rows, positions, width]: the gradients at the looked-up vectors, zero
+            where there is no look-up.
+        size: Number of rows of the table.
+        distinct: Whether no index occurs twice in a row of data.
     """
 
     indices: tf.Tensor
@@ -251,8 +252,8 @@ class Arranged:
     """Puts the entries of a sum of rows in the order of a variable: a `finish` that compares by value.
 
     Attributes:
-        shape: shape to which the sum is reshaped.
-        order: axes of `shape` in the variable's order; None if it is that order.
+        shape: Shape to which the sum is reshaped.
+        order: Axes of `shape` in the variable's order; None if it is that order.
     """
 
     shape: tuple[int, ...]
@@ -282,8 +283,8 @@ def zero_rows(tensors, keep: tf.Tensor):
     Multiplication by a weight of zero would not be enough: 0 * NaN is NaN.
 
     Args:
-        tensors: a structure of tensors, such as a `PerExampleGradient`.
-        keep: bool [rows].
+        tensors: A structure of tensors, such as a `PerExampleGradient`.
+        keep: Bool [rows].
     """
 
     def zeroed(values):

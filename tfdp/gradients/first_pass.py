@@ -37,12 +37,12 @@ class Pass:
     """The findings of a traced forward pass.
 
     Attributes:
-        outputs: the `tf.TensorSpec`s of the model's outputs, for a few rows.
-        updates_metrics: whether the forward pass updates metrics, as layers with metrics do.
-        loss_updates_metrics: whether `compute_loss` does.
-        adds_losses: whether the forward pass adds losses (`add_loss`), which `compute_loss` reads.
-        row_bytes: approximate bytes of floats that the pass computes for one row.
-        counters: variables that the pass advances independently of data and weights.
+        outputs: The `tf.TensorSpec`s of the model's outputs, for a few rows.
+        updates_metrics: Whether the forward pass updates metrics, as layers with metrics do.
+        loss_updates_metrics: Whether `compute_loss` does.
+        adds_losses: Whether the forward pass adds losses (`add_loss`), which `compute_loss` reads.
+        row_bytes: Approximate bytes of floats that the pass computes for one row.
+        counters: Variables that the pass advances independently of data and weights.
     """
 
     outputs: object
@@ -59,13 +59,13 @@ def examine(forward, x, y) -> Pass:
     Afterwards `forward` may advance the counters that were found, and its `row_bytes` is set.
 
     Args:
-        forward: the `Forward` of a built and compiled model.
-        x, y: structures of tensors or `tf.TensorSpec`s [rows, ...]; y may be `WeightedTargets`. Only
-            shapes and dtypes matter.
+        forward: The `Forward` of a built and compiled model.
+        x, y: Structures of tensors or `tf.TensorSpec`s [rows, ...]; y may be `WeightedTargets`.
+            Only shapes and dtypes matter.
 
     Raises:
-        ValueError: the model or its loss stores private data or mixes rows, or the loss depends on no
-            trained weight.
+        ValueError: If the model or its loss stores private data or mixes rows, or the loss depends
+            on no trained weight.
     """
     model = forward.model
     parts = [*layers_of(model, itself=True), *forward.variables, *forward.state_variables]
@@ -221,7 +221,7 @@ def _counters(forward, traced):
     """Returns the variables, other than random state, that the pass advances.
 
     Raises:
-        ValueError: a new value depends on an example, a label or a weight.
+        ValueError: If a new value depends on an example, a label or a weight.
     """
     sources = {tensor.ref() for tensor in [*traced["data"], *traced["values"]]}
     found = [*zip(forward.state_variables, traced["state"], strict=True)]

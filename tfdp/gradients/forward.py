@@ -85,7 +85,7 @@ def seed_states(model) -> list:
     Dropout and similar layers draw fresh numbers for every example from these states.
 
     Args:
-        model: a Keras model; its own generators and those of nested layers are included.
+        model: A Keras model; its own generators and those of nested layers are included.
     """
     layers = layers_of(model, itself=True)
     generators = [g for layer in layers for g in seed_generators(layer)]
@@ -105,17 +105,17 @@ class Forward:
     """The forward pass and the loss of a model; only `advance` assigns to the model's variables.
 
     Args:
-        model: a built and compiled Keras model.
+        model: A built and compiled Keras model.
 
     Attributes:
-        row_bytes: approximate bytes of floats that a pass computes for one row, set by
+        row_bytes: Approximate bytes of floats that a pass computes for one row, set by
             `first_pass.examine`; None if unknown.
         metrics_before: `metric_values` before the last pass.
-        penalized: whether the loss includes the penalties of weight regularizers, set by `loss`; a
+        penalized: Whether the loss includes the penalties of weight regularizers, set by `loss`; a
             custom `compute_loss` may leave them out.
 
     Raises:
-        ValueError: the model has no trainable variable.
+        ValueError: If the model has no trainable variable.
     """
 
     def __init__(self, model):
@@ -185,8 +185,8 @@ class Forward:
             (y_pred, scope, new_state); new_state has None where the pass changed nothing.
 
         Raises:
-            ValueError: a layer assigned to a trainable weight, or to a variable that is neither random
-                state nor permitted.
+            ValueError: If a layer assigned to a trainable weight, or to a variable that is neither
+                random state nor permitted.
         """
         with self.scope(values, state) as scope:
             self.metrics_before = self.metric_values(scope)
@@ -264,8 +264,8 @@ class Forward:
         """Advances random state and counters, once per lot.
 
         Args:
-            before: what `state()` returned at the start of the lot.
-            after: the new values, a list like `before`, with None where nothing changed.
+            before: What `state()` returned at the start of the lot.
+            after: The new values, a list like `before`, with None where nothing changed.
         """
         for variable, old, new in zip(self.state_variables, before, after, strict=True):
             if new is not None:

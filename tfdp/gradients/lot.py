@@ -35,10 +35,10 @@ def choose_engine(name: str, model) -> Engine:
 
     Args:
         name: "auto" or "ghost"; "vectorized" (the exact engine) or "loop".
-        model: a Keras model.
+        model: A Keras model.
 
     Raises:
-        ValueError: the engine is unknown, or "ghost" is not exact for the model.
+        ValueError: If the engine is unknown, or "ghost" is not exact for the model.
     """
     one_of("engine", name, ENGINES)
     if uses_batch_statistics(model):
@@ -75,26 +75,27 @@ def bounded_sum(
     the mechanism adds noise once to the sum over the lot, however many chunks there were.
 
     Args:
-        engine: computes the bounded sum of one chunk.
-        forward: the model's pure forward pass.
-        bound: the limit of one example's influence.
-        x, y: structures of tensors with a common leading dimension.
+        engine: Computes the bounded sum of one chunk.
+        forward: The model's pure forward pass.
+        bound: The limit of one example's influence.
+        x, y: Structures of tensors with a common leading dimension.
         sample_weight: float32 [rows]; zero means that the row is absent.
-        physical_batch_size: largest number of rows in a chunk, a multiple of `microbatch_size * views`.
-            There are as few chunks as possible, all of one size. None processes the lot as a whole, or
-            on a CPU in chunks of a size that suits the model.
-        microbatch_size: number of examples whose mean gradient is bounded together.
-        views: number of consecutive rows of each example.
-        first: place of the first row, if these rows are part of a larger lot. Random numbers depend on
-            the place.
-        parts: number of such parts, whose sums are added to that of the lot.
-        expected_rows: approximate number of rows of the lot, for tensors without a static one; used
+        physical_batch_size: Largest number of rows in a chunk, a multiple of `microbatch_size *
+            views`. There are as few chunks as possible, all of one size. None processes the lot as
+            a whole, or on a CPU in chunks of a size that suits the model.
+        microbatch_size: Number of examples whose mean gradient is bounded together.
+        views: Number of consecutive rows of each example.
+        first: Place of the first row, if these rows are part of a larger lot. Random numbers depend
+            on the place.
+        parts: Number of such parts, whose sums are added to that of the lot.
+        expected_rows: Approximate number of rows of the lot, for tensors without a static one; used
             only to choose between equivalent computations.
-        observe: called with x, y, sample_weight and the model's `Outputs` for each chunk, some of whose
-            rows may be absent. The result then has no outputs, which saves their memory.
+        observe: Called with x, y, sample_weight and the model's `Outputs` for each chunk, some of
+            whose rows may be absent. The result then has no outputs, which saves their memory.
 
     Raises:
-        NotImplementedError: the engine needs whole lots, and a lot may exceed `physical_batch_size`.
+        NotImplementedError: If the engine needs whole lots, and a lot may exceed
+            `physical_batch_size`.
     """
 
     def of_chunk(x, y, sample_weight, place):
@@ -152,8 +153,8 @@ def _room_for_rounding(rows: int | None, expected: int | None) -> float:
     1.1e-5 with XLA, which adds them one after the other.
 
     Args:
-        rows, expected: static or expected number of rows. The factor is public, so it does not depend
-            on the actual number of rows.
+        rows, expected: Static or expected number of rows. The factor is public, so it does not
+            depend on the actual number of rows.
     """
     rows = rows or 2 * (expected or _USUAL_ROWS)
     return 1.0 - 2.0**-24 * (16 + rows / 4) - (2.0**-15 if inside_xla() else 0.0)

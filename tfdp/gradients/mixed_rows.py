@@ -39,10 +39,10 @@ def refuse_mixed_rows(forward, run, x, y, outputs) -> None:
     row is constant. If the model fails on the synthetic rows, nothing is raised.
 
     Args:
-        forward: the `Forward` of a compiled model.
-        run: maps x, y and weights to (the leaves of the model's outputs in training, losses from
+        forward: The `Forward` of a compiled model.
+        run: Maps x, y and weights to (the leaves of the model's outputs in training, losses from
             `add_loss`).
-        x, y, outputs: structures of `tf.TensorSpec`s [ROWS, ...]; y may be `WeightedTargets`.
+        x, y, outputs: Structures of `tf.TensorSpec`s [ROWS, ...]; y may be `WeightedTargets`.
     """
     model = forward.model
     if uses_batch_statistics(model):
@@ -86,9 +86,9 @@ class _Lots:
     """Two lots of synthetic numbers that differ in every row.
 
     Args:
-        specs: a structure of `tf.TensorSpec`s [ROWS, ...].
-        floats: draws floats, from a generator and a shape. None makes them zeros and ones, as for all
-            integers, which are labels, classes and tokens.
+        specs: A structure of `tf.TensorSpec`s [ROWS, ...].
+        floats: Draws floats, from a generator and a shape. None makes them zeros and ones, as for
+            all integers, which are labels, classes and tokens.
     """
 
     def __init__(self, specs, floats=None):

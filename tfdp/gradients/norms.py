@@ -44,7 +44,7 @@ def should_instantiate(rows, positions, p, q) -> bool:
 
     Args:
         rows, positions: None where unknown.
-        p, q: lengths of the factors.
+        p, q: Lengths of the factors.
     """
     rows = rows_or_expected(rows)
     if rows * p * q > _MOST_INSTANTIATED or positions == 1:
@@ -65,8 +65,8 @@ def rounding_error(terms: int, positions: int | None) -> float:
     factors of 4 to 2,048 entries that cancel or do not, the largest error was a quarter of this value.
 
     Args:
-        terms: number of entries of both factors at one position.
-        positions: number of positions; None where unknown.
+        terms: Number of entries of both factors at one position.
+        positions: Number of positions; None where unknown.
 
     Returns:
         A fraction of the square of the triangle inequality's bound.
@@ -99,7 +99,7 @@ def with_rounding(square, largest, terms: int, positions: int | None):
     Args:
         square: float32 [rows]: squared norms, from Gram matrices.
         largest: float32 [rows]: the squares of the triangle inequality's bounds.
-        terms, positions: as in `rounding_error`.
+        terms, positions: As in `rounding_error`.
     """
     square = square + rounding_error(terms, positions) * largest
     return with_gpu_rounding(tf.maximum(square, CANCELLATION * largest), largest)

@@ -25,11 +25,12 @@ def per_example_gradients(
     the person who trains; choosing a clip norm by them costs privacy that no ledger counts.
 
     Args:
-        model: a built and compiled Keras model, private or not.
-        x: inputs, a structure of arrays or tensors with a common leading dimension.
-        y: targets, likewise; None if the loss needs none.
-        sample_weight: float32 [batch]; the gradient of an example is multiplied by its weight. Weights
-            of tokens, [batch, tokens], or of several targets go to the loss; see `gradients.targets`.
+        model: A built and compiled Keras model, private or not.
+        x: Inputs, a structure of arrays or tensors with a common leading dimension.
+        y: Targets, likewise; None if the loss needs none.
+        sample_weight: float32 [batch]; the gradient of an example is multiplied by its weight.
+            Weights of tokens, [batch, tokens], or of several targets go to the loss; see
+            `gradients.targets`.
         method: "vectorized" (`tf.vectorized_map`), or "loop", one example at a time, for models
             with operations that TensorFlow cannot vectorize.
 
@@ -38,9 +39,9 @@ def per_example_gradients(
         `model.trainable_variables`.
 
     Raises:
-        ValueError: the model is not built or not compiled, or a layer writes to its variables in
+        ValueError: If the model is not built or not compiled, or a layer writes to its variables in
             training, as batch normalization does.
-        NotImplementedError: TensorFlow cannot vectorize an operation of the model.
+        NotImplementedError: If TensorFlow cannot vectorize an operation of the model.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -83,11 +84,11 @@ def per_example_gradient_norms(
     """Returns the L2 norm of every example's gradient: float32 [batch].
 
     Args:
-        model, x, y, sample_weight, method: as in `per_example_gradients`.
+        model, x, y, sample_weight, method: As in `per_example_gradients`.
 
     Raises:
-        ValueError: as in `per_example_gradients`.
-        NotImplementedError: as in `per_example_gradients`.
+        ValueError: As in `per_example_gradients`.
+        NotImplementedError: As in `per_example_gradients`.
 
     Example:
         >>> import keras, numpy as np, tfdp

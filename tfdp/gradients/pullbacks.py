@@ -34,8 +34,8 @@ def pullbacks_of(operation: tf.Operation, place: int) -> list[Pullback] | None:
     The result is None if the operation is not known to be linear.
 
     Args:
-        operation: an operation none of whose inputs depends on the row.
-        place: the index of the input that is, or is computed from, the weight.
+        operation: An operation none of whose inputs depends on the row.
+        place: The index of the input that is, or is computed from, the weight.
     """
     tensor, output = operation.inputs[place], operation.outputs[0]
     if not (tensor.shape.is_fully_defined() and output.dtype.is_floating):
@@ -149,9 +149,9 @@ class _Resized:
     """A part of the weight was taken, or the weight became a part of a larger tensor.
 
     Attributes:
-        shape: the shape of the result, with as many axes as the weight.
-        margins: for each axis, how many zeros to add to the gradient before and after it; negative to
-            drop entries.
+        shape: The shape of the result, with as many axes as the weight.
+        margins: For each axis, how many zeros to add to the gradient before and after it; negative
+            to drop entries.
     """
 
     shape: tuple

@@ -33,7 +33,7 @@ def add_gradients(parts: list[PerExampleGradient]) -> PerExampleGradient:
     """Returns the sum of several per-example gradients of one variable, for the same rows.
 
     Args:
-        parts: at least one; each describes what one use of the variable contributes.
+        parts: At least one; each describes what one use of the variable contributes.
     """
     terms = [part for part in parts if isinstance(part, MomentTerm)]
     if terms:
@@ -192,8 +192,8 @@ class ThroughMoments(PerExampleGradient):
     """The sum of outer products and a `MomentTerm`, without writing gradients out.
 
     Args:
-        base: the outer products; their `finish` keeps the order of entries.
-        coefficients, jacobian, shape: as in `MomentTerm`, with the jacobian [k, entries, features].
+        base: The outer products; their `finish` keeps the order of entries.
+        coefficients, jacobian, shape: As in `MomentTerm`, with the jacobian [k, entries, features].
     """
 
     base: OuterProducts

@@ -24,9 +24,9 @@ class WeightedTargets(NamedTuple):
     """Targets with weights for parts of a row.
 
     Attributes:
-        targets: a structure of tensors [rows, ...].
-        weights: one float32 tensor [rows, tokens, ...], or one [rows, ...] for each of the targets, in
-            their structure.
+        targets: A structure of tensors [rows, ...].
+        weights: One float32 tensor [rows, tokens, ...], or one [rows, ...] for each of the targets,
+            in their structure.
     """
 
     targets: Any
@@ -58,17 +58,17 @@ def weighted(y, sample_weight, rows) -> tuple[Any, tf.Tensor]:
     """Converts the targets and sample weights of a batch to the form that engines use.
 
     Args:
-        y: targets, a structure of tensors [rows, ...], with None where there is none.
-        sample_weight: None; a tensor [rows], [rows, 1] or [rows, tokens, ...]; or a structure like `y`
-            with such tensors, or None where a target has no weights.
-        rows: number of rows.
+        y: Targets, a structure of tensors [rows, ...], with None where there is none.
+        sample_weight: None; a tensor [rows], [rows, 1] or [rows, tokens, ...]; or a structure like
+            `y` with such tensors, or None where a target has no weights.
+        rows: Number of rows.
 
     Returns:
-        (y without None, or `WeightedTargets`; float32 [rows]: a factor for the loss of each row, zero
-        for rows that are absent).
+        (y without None, or `WeightedTargets`; float32 [rows]: a factor for the loss of each row,
+        zero for rows that are absent).
 
     Raises:
-        ValueError: the weights do not fit the targets.
+        ValueError: If the weights do not fit the targets.
     """
     targets = without_none(y)
     if sample_weight is None:
@@ -89,8 +89,8 @@ def check_weights(y, sample_weight) -> None:
     """Raises ValueError or TypeError if weights for parts of a row do not fit the targets.
 
     Args:
-        y: targets, a structure of arrays or tensors.
-        sample_weight: one array or tensor of rank above 1, or a structure of them.
+        y: Targets, a structure of arrays or tensors.
+        sample_weight: One array or tensor of rank above 1, or a structure of them.
     """
     nested = tf.nest.is_nested(sample_weight)
     if not nested and not tf.nest.is_nested(y):

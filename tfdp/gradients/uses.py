@@ -38,12 +38,13 @@ class Use:
     """The use of one weight in one operation.
 
     Attributes:
-        sources: the tensors of the pass at which the backward pass takes gradients.
-        saved: other tensors of the pass that the weight's gradient is computed from.
-        gradient: maps the gradients at `sources` and the saved tensors, each [rows, *shape in the
+        sources: The tensors of the pass at which the backward pass takes gradients.
+        saved: Other tensors of the pass that the weight's gradient is computed from.
+        gradient: Maps the gradients at `sources` and the saved tensors, each [rows, *shape in the
             pass], to the `PerExampleGradient` of the weight.
-        written_out: whether the gradient has no factors, because the operation is entrywise or unknown.
-        unknown: the unknown operation for which the gradient is written out, or None.
+        written_out: Whether the gradient has no factors, because the operation is entrywise or
+            unknown.
+        unknown: The unknown operation for which the gradient is written out, or None.
     """
 
     sources: list
@@ -59,8 +60,8 @@ def written_out_use(
     """Returns all uses of a weight in the graph as one use, whose gradient is written out.
 
     Args:
-        read, of_rows: as in `uses_of`.
-        unknown: as in `Use`.
+        read, of_rows: As in `uses_of`.
+        unknown: As in `Use`.
     """
     return [*_all_declared(read, of_rows), Use([read], [], _whole, True, unknown)]
 
@@ -73,8 +74,8 @@ def uses_of(read: tf.Tensor, of_rows: Callable) -> list[Use]:
     """Returns the uses of a weight, or `written_out_use` if an operation with it is unknown.
 
     Args:
-        read: the weight as the pass read it, in the graph of the complete pass.
-        of_rows: whether a tensor depends on the row; see `_compat.graphs.Dependence`.
+        read: The weight as the pass read it, in the graph of the complete pass.
+        of_rows: Whether a tensor depends on the row; see `_compat.graphs.Dependence`.
     """
     uses = [*_declared(read)]
     for operation in dict.fromkeys(read.consumers()):
@@ -134,8 +135,8 @@ def declare(weight: tf.Tensor, use: Use) -> None:
     """Adds a use that the graph does not show.
 
     Args:
-        weight: a weight as the pass read it, or the result of a linear operation on it.
-        use: how it is used.
+        weight: A weight as the pass read it, or the result of a linear operation on it.
+        use: How it is used.
     """
     _DECLARED.get().setdefault(weight.ref(), []).append(use)
 

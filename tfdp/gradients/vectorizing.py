@@ -13,16 +13,16 @@ def vectorized_map(model, function: Callable, rows):
     """Maps `function` over rows, all of them at once.
 
     Args:
-        model: the Keras model that `function` runs, for the error message.
-        function: maps the tensors of one row, without leading axis, to tensors.
-        rows: a structure of tensors with a common leading axis.
+        model: The Keras model that `function` runs, for the error message.
+        function: Maps the tensors of one row, without leading axis, to tensors.
+        rows: A structure of tensors with a common leading axis.
 
     Returns:
         The results of the rows, stacked.
 
     Raises:
-        NotImplementedError: TensorFlow cannot vectorize an operation. Errors that `function` itself
-            raises are passed on.
+        NotImplementedError: If TensorFlow cannot vectorize an operation. Errors that `function`
+            itself raises are passed on.
     """
     raised: list[Exception] = []
     operations: list[tf.Operation] = []
@@ -63,8 +63,8 @@ def error_of_row(model, error: BaseException) -> Exception | None:
     """Returns the error for a step that failed on the value of an example; None for other errors.
 
     Args:
-        model: the Keras model whose step failed.
-        error: the error that TensorFlow raised. Errors of data pipelines are not part of a pass.
+        model: The Keras model whose step failed.
+        error: The error that TensorFlow raised. Errors of data pipelines are not part of a pass.
     """
     found = re.search(r"\[\[{+node ([^}]+)}+\]\]", str(error))
     if found is None or not isinstance(error, tf.errors.InvalidArgumentError):

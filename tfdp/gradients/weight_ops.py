@@ -43,8 +43,8 @@ def gradient_rule(operation: tf.Operation, place: int) -> tuple[list, Callable] 
     """Returns the rule for the per-example gradient of a weight in one operation with the data.
 
     Args:
-        operation: the operation.
-        place: the index of the weight among its inputs.
+        operation: The operation.
+        place: The index of the weight among its inputs.
 
     Returns:
         (saved, gradient), as in `uses.Use`, or None for an unknown operation.
@@ -139,10 +139,10 @@ def _sum_of_products(data, at_output, weight, seen, output, sizes, shape) -> Per
     """The gradient of a weight that is multiplied by data and summed.
 
     Args:
-        data, at_output: the weight's factor, and the gradient at the result, [rows, ...].
-        weight, seen, output: the labels of the axes of the weight, of `data` and of the result.
-        sizes: the labels and lengths of the weight's axes, in order, without those of length one.
-        shape: the weight's shape.
+        data, at_output: The weight's factor, and the gradient at the result, [rows, ...].
+        weight, seen, output: The labels of the axes of the weight, of `data` and of the result.
+        sizes: The labels and lengths of the weight's axes, in order, without those of length one.
+        shape: The weight's shape.
     """
     data, at_output = tf.cast(data, tf.float32), tf.cast(at_output, tf.float32)
     data, seen = _summed(data, seen, [*sizes, *output])
@@ -276,8 +276,8 @@ def _kernel_gradient(inputs, outputs, window, shape) -> PerExampleGradient:
     Args:
         inputs: float32 [images, *space, channels], the inputs of the convolution.
         outputs: float32 [images, positions, filters], the gradients at its outputs.
-        window: the `Window` of the convolution.
-        shape: the kernel's shape, [*window.size, channels // groups, filters].
+        window: The `Window` of the convolution.
+        shape: The kernel's shape, [*window.size, channels // groups, filters].
     """
     channels, filters = inputs.shape[-1], shape[-1]
     if channels > shape[-2]:  # groups
@@ -300,8 +300,8 @@ def _depthwise_gradient(inputs, outputs, window, shape) -> Instantiated:
     """Returns the gradients of a depthwise kernel.
 
     Args:
-        inputs, outputs, window: as in `_kernel_gradient`.
-        shape: the kernel's shape, [*window.size, channels, multiplier].
+        inputs, outputs, window: As in `_kernel_gradient`.
+        shape: The kernel's shape, [*window.size, channels, multiplier].
     """
     channels, multiplier = shape[-2:]
     positions = outputs.shape[1]

@@ -10,13 +10,13 @@ class FeatureNormalization(keras.layers.Layer):
     """Base of layers that normalize each feature and then apply a learned factor and offset.
 
     Args:
-        axis: the axis of the features; not 0, the axis of the examples.
-        epsilon: constant > 0 that is added to the variance.
-        center, scale: whether the layer learns an offset and a factor, respectively.
-        **kwargs: arguments of `keras.layers.Layer`.
+        axis: The axis of the features; not 0, the axis of the examples.
+        epsilon: Constant > 0 that is added to the variance.
+        center, scale: Whether the layer learns an offset and a factor, respectively.
+        **kwargs: Arguments of `keras.layers.Layer`.
 
     Raises:
-        ValueError: an argument is invalid.
+        ValueError: If an argument is invalid.
     """
 
     def __init__(

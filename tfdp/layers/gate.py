@@ -27,7 +27,7 @@ class CanaryGate(keras.layers.Layer):
     `output`.
 
     Args:
-        canaries: number of canaries. Rows with a smaller number are canaries, rows with this number
+        canaries: Number of canaries. Rows with a smaller number are canaries, rows with this number
             are ordinary, and rows with a larger one are null records.
     """
 

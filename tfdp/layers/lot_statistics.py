@@ -18,7 +18,7 @@ def running_lot(present: tf.Tensor):
     """Context in which statistics over a lot include only the rows that are present.
 
     Args:
-        present: bool [rows]; False for the rows that pad the lot.
+        present: Bool [rows]; False for the rows that pad the lot.
     """
     _present_rows.append(tf.cast(present, tf.float32))
     try:
@@ -31,7 +31,7 @@ def present_rows(rows: tf.Tensor) -> tf.Tensor:
     """Returns float32 [rows]: 1 for the present rows of the current lot, and 0 for others.
 
     Args:
-        rows: number of rows. Outside of `running_lot`, all are present.
+        rows: Number of rows. Outside of `running_lot`, all are present.
     """
     return _present_rows[-1] if _present_rows else tf.ones([rows])
 

@@ -24,7 +24,7 @@ def standard_normal(shape, seed) -> tf.Tensor:
     """Returns float32 numbers from N(0, 1), a pure function of the seed, with and without XLA.
 
     Args:
-        shape: shape of the numbers.
+        shape: Shape of the numbers.
         seed: int64 tensor [2].
     """
     # tf.random.stateless_normal gives different numbers for a seed under XLA, so a compiled and an
@@ -73,8 +73,8 @@ class DrawnNoise(keras.layers.Layer):
         """Returns the float32 noise of the current draw, without changing the state.
 
         Args:
-            shape: shape of the noise.
-            number: index of the weight in the layer; each has independent noise.
+            shape: Shape of the noise.
+            number: Index of the weight in the layer; each has independent noise.
         """
         state = tf.cast(keras.ops.convert_to_tensor(self.weight_noise_state), tf.int64)
         # The seed has 32 bits; the bits above number the weights.

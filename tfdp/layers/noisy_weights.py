@@ -31,15 +31,15 @@ class NoisyWeights(DrawnNoise):
     normalization, is updated as without noise.
 
     Args:
-        network: a built keras.Model.
-        noise_stddev: sigma, in units of the weights; at least 0.
-        which: "all" trainable weights, or "kernels", which excludes biases and the scales and offsets
-            of normalizations. (Section 3 of the paper discusses matrices of weights.)
-        seed: an integer from 0 to 2**32 - 1; by default from the operating system's entropy.
-        **kwargs: arguments of `keras.layers.Layer`.
+        network: A built keras.Model.
+        noise_stddev: Sigma, in units of the weights; at least 0.
+        which: "all" trainable weights, or "kernels", which excludes biases and the scales and
+            offsets of normalizations. (Section 3 of the paper discusses matrices of weights.).
+        seed: An integer from 0 to 2**32 - 1; by default from the operating system's entropy.
+        **kwargs: Arguments of `keras.layers.Layer`.
 
     Raises:
-        ValueError: an argument is invalid.
+        ValueError: If an argument is invalid.
 
     Example:
         >>> import keras, numpy as np, tfdp

@@ -23,13 +23,13 @@ class NormalizedLSTMCell(keras.layers.Layer):
     """One step of a `NormalizedLSTM`, for `keras.layers.RNN`.
 
     Args:
-        units: the number of units.
-        affine: whether each normalization has a learned scale and a learned offset.
-        epsilon: constant > 0 that is added to the variances. The default is PyTorch's.
-        **kwargs: arguments of `keras.layers.Layer`.
+        units: The number of units.
+        affine: Whether each normalization has a learned scale and a learned offset.
+        epsilon: Constant > 0 that is added to the variances. The default is PyTorch's.
+        **kwargs: Arguments of `keras.layers.Layer`.
 
     Raises:
-        ValueError: an argument is invalid.
+        ValueError: If an argument is invalid.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -103,13 +103,13 @@ class NormalizedLSTM(keras.layers.RNN):
     Source: Ba et al. 2016, "Layer Normalization", equations 20 to 22; "LN-BiLSTM" in SI-DPSGD, Table 3.
 
     Args:
-        units: the number of units.
-        affine: whether each normalization has a learned scale and a learned offset.
-        epsilon: constant > 0 that is added to the variances. The default is PyTorch's.
-        **kwargs: arguments of `keras.layers.RNN`, such as `return_sequences`.
+        units: The number of units.
+        affine: Whether each normalization has a learned scale and a learned offset.
+        epsilon: Constant > 0 that is added to the variances. The default is PyTorch's.
+        **kwargs: Arguments of `keras.layers.RNN`, such as `return_sequences`.
 
     Raises:
-        ValueError: an argument is invalid.
+        ValueError: If an argument is invalid.
 
     Example:
         >>> import keras, numpy as np, tfdp

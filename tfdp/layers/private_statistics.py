@@ -55,20 +55,20 @@ class PrivateBatchNormalization(FeatureNormalization):
     statistics. A larger `share` reduces the weights' part of a clipped gradient.
 
     Args:
-        axis: the axis of the features.
+        axis: The axis of the features.
         truncation: C' > 0, in units of the inputs. Only the statistics see truncated inputs.
-        share: factor > 0 of the statistics in the clipped vector; a larger one gives more of the
+        share: Factor > 0 of the statistics in the clipped vector; a larger one gives more of the
             privacy budget to the statistics and less to the weights.
-        rate: factor > 0 on the steps of the statistics.
+        rate: Factor > 0 on the steps of the statistics.
         statistics: "running" or "batch": the statistics used for normalization in training.
-        floor: lower limit > 0 on the running variance in normalization, since noise may make the
+        floor: Lower limit > 0 on the running variance in normalization, since noise may make the
             running variance negative.
-        epsilon: constant > 0 that is added to the variance.
-        center, scale: whether the layer learns an offset and a factor, respectively.
-        **kwargs: arguments of `keras.layers.Layer`.
+        epsilon: Constant > 0 that is added to the variance.
+        center, scale: Whether the layer learns an offset and a factor, respectively.
+        **kwargs: Arguments of `keras.layers.Layer`.
 
     Raises:
-        ValueError: an argument is invalid.
+        ValueError: If an argument is invalid.
 
     Example:
         >>> import keras, numpy as np, tfdp

@@ -33,8 +33,8 @@ class PublicMoments:
     """The moments of the public examples in one call of a normalization layer.
 
     Attributes:
-        layer: the `PublicBatchNormalization`.
-        inputs: the inputs of that call.
+        layer: The `PublicBatchNormalization`.
+        inputs: The inputs of that call.
         mean, variance: float32 tensors with the rank of `inputs`; the axis of the features has the
             length of the inputs, and all others have length one.
     """
@@ -52,10 +52,10 @@ class _Pass:
     Attributes:
         kind: "public" records moments over all rows; "private" mixes the recorded moments with
             those of each row; "union" takes moments over the rows that are present.
-        moments: a `PublicMoments` for each call of a normalization layer, in order.
+        moments: A `PublicMoments` for each call of a normalization layer, in order.
         count: M; used by "private" only.
         present: float32 [rows], 1 for the rows that count; used by "union" only.
-        used: number of `moments` that a "private" pass has read.
+        used: Number of `moments` that a "private" pass has read.
     """
 
     kind: str
@@ -86,15 +86,15 @@ class PublicBatchNormalization(FeatureNormalization):
     example's own moments are those over its positions. All statistics are float32.
 
     Args:
-        axis: the axis of the features.
-        epsilon: constant > 0 that is added to the variance. The default is that of the papers' PyTorch
-            models.
-        center, scale: whether the layer learns an offset and a factor, respectively.
-        **kwargs: arguments of `keras.layers.Layer`.
+        axis: The axis of the features.
+        epsilon: Constant > 0 that is added to the variance. The default is that of the papers'
+            PyTorch models.
+        center, scale: Whether the layer learns an offset and a factor, respectively.
+        **kwargs: Arguments of `keras.layers.Layer`.
 
     Raises:
-        ValueError: an argument is invalid.
-        RuntimeError: the layer is called outside of `PublicExamples`.
+        ValueError: If an argument is invalid.
+        RuntimeError: If the layer is called outside of `PublicExamples`.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -187,16 +187,16 @@ class PublicExamples(keras.layers.Layer):
     phase).
 
     Args:
-        network: a built keras.Model.
-        examples: array [M, ...], M >= 2, or a structure of arrays for the network's inputs. Their
+        network: A built keras.Model.
+        examples: Array [M, ...], M >= 2, or a structure of arrays for the network's inputs. Their
             choice and preprocessing must not depend on the private data. With None, as in a
             configuration, the outputs are meaningless until weights are loaded into the layer.
         statistics: "example" or "batch".
-        example_specs: dtypes and shapes of the examples with `examples=None`; from `get_config`.
-        **kwargs: arguments of `keras.layers.Layer`.
+        example_specs: Dtypes and shapes of the examples with `examples=None`; from `get_config`.
+        **kwargs: Arguments of `keras.layers.Layer`.
 
     Raises:
-        ValueError: an argument is invalid.
+        ValueError: If an argument is invalid.
 
     Example:
         >>> import keras, numpy as np, tfdp

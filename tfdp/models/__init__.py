@@ -31,15 +31,16 @@ class Architecture(NamedTuple):
     """How a model is built, and which inputs it accepts.
 
     Attributes:
-        make: function (classes, normalization, activation, output normalization) -> layers of a
-            Sequential model. For a functional model, (inputs, *these) -> logits; or
-            (inputs, classes, activation), if `normalizations` is ("none",).
-        smallest_image: smallest height and width; None accepts inputs of any shape.
-        functional: whether the model is functional, not Sequential.
-        takes_tokens: whether the inputs are rows of token ids (below `NUM_TOKENS` for a classifier).
-        normalizations: the accepted values of `normalization`; ("none",) for a model with an
-            fixed architecture.
-        scales: whether the functions have an argument `width`, a factor on the number of channels.
+        make: Function (classes, normalization, activation, output normalization) -> layers of a
+            Sequential model. For a functional model, (inputs, *these) -> logits; or (inputs,
+            classes, activation), if `normalizations` is ("none",).
+        smallest_image: Smallest height and width; None accepts inputs of any shape.
+        functional: Whether the model is functional, not Sequential.
+        takes_tokens: Whether the inputs are rows of token ids (below `NUM_TOKENS` for a
+            classifier).
+        normalizations: The accepted values of `normalization`; ("none",) for a model with an fixed
+            architecture.
+        scales: Whether the functions have an argument `width`, a factor on the number of channels.
 
     Example:
         >>> import tfdp
@@ -126,39 +127,40 @@ def build(
     normalization of the last convolution is left out, as in ResNet-18-mod.
 
     Args:
-        name: a key of `MODELS`.
-        input_shape: shape of one example; (height, width, channels) for convolutional models,
+        name: A key of `MODELS`.
+        input_shape: Shape of one example; (height, width, channels) for convolutional models,
             (number of tokens,) for models of text.
-        num_classes: number of logits, at least 2.
+        num_classes: Number of logits, at least 2.
         normalization: "none"; "layer", over all features of an example and without weights, as in
             the experiments of SI-DPSGD; "layer_affine", the same with learned scale and offset;
-            "group", over groups of channels of an example, with learned scale and offset, as ResNets
-            are usually trained privately; "private_batch", by running statistics that are learned
-            privately (`tfdp.layers.PrivateBatchNormalization`); or "batch". With `public_data`, "batch"
-            is `PublicBatchNormalization`; without, it is `keras.layers.BatchNormalization`, for
-            comparison without privacy only, since it mixes examples. `MODELS[name].normalizations` has
-            those that a model accepts.
-        activation: "relu", "tanh" (its bounded outputs often help private training) or the name of any
-            other Keras activation.
-        normalize_output: whether the output layer is normalized too. True is the default, because
+            "group", over groups of channels of an example, with learned scale and offset, as
+            ResNets are usually trained privately; "private_batch", by running statistics that are
+            learned privately (`tfdp.layers.PrivateBatchNormalization`); or "batch". With
+            `public_data`, "batch" is `PublicBatchNormalization`; without, it is
+            `keras.layers.BatchNormalization`, for comparison without privacy only, since it mixes
+            examples. `MODELS[name].normalizations` has those that a model accepts.
+        activation: "relu", "tanh" (its bounded outputs often help private training) or the name of
+            any other Keras activation.
+        normalize_output: Whether the output layer is normalized too. True is the default, because
             SI-DPSGD, section 3, normalizes "after each trainable layer", and its Table 2 lists
             separately the models that lack only the last normalization: they lose accuracy under
-            noise. The price: n logits of mean 0 and variance 1 are at most sqrt(n - 1), hence softmax
-            never comes near certainty (for n = 10 the cross-entropy stays above 0.27).
-        public_data: array (M, *input_shape) of public examples for "batch"; see `PublicExamples`.
+            noise. The price: n logits of mean 0 and variance 1 are at most sqrt(n - 1), hence
+            softmax never comes near certainty (for n = 10 the cross-entropy stays above 0.27).
+        public_data: Array (M, *input_shape) of public examples for "batch"; see `PublicExamples`.
         statistics: "example" or "batch": with `public_data`, whether the statistics are taken over
             each example or over the whole lot, together with the public examples.
-        private_statistics: with "private_batch", the arguments of `PrivateBatchNormalization`, by name.
-        width: a factor above 0 on the number of channels or units of hidden layers, for ResNet, VGG,
-            "fast_cifar", "cifar_tutorial" and networks of one hidden layer only; 1 is the papers'
-            network.
+        private_statistics: With "private_batch", the arguments of `PrivateBatchNormalization`, by
+            name.
+        width: A factor above 0 on the number of channels or units of hidden layers, for ResNet,
+            VGG, "fast_cifar", "cifar_tutorial" and networks of one hidden layer only; 1 is the
+            papers' network.
 
     Returns:
         A built `keras.Sequential`, or a functional `keras.Model`.
 
     Raises:
-        ValueError: the name or the normalization is unknown, or the model does not accept the input
-            shape or another argument.
+        ValueError: If the name or the normalization is unknown, or the model does not accept the
+            input shape or another argument.
 
     Example:
         >>> import tfdp

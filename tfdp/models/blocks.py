@@ -28,21 +28,20 @@ def block(
     The normalization stands between the weighted sum and the activation (SI-DPSGD, equation 1).
 
     Args:
-        layer: a Dense or a Conv2D layer without activation.
-        normalization: one of `NORMALIZATIONS`, or `PUBLIC_BATCH`. "layer" normalizes over all
+        layer: A Dense or a Conv2D layer without activation.
+        normalization: One of `NORMALIZATIONS`, or `PUBLIC_BATCH`. "layer" normalizes over all
             features of an example (height, width and channels of an image) and has no weights;
-            "layer_affine" adds the learned scale and offset; "group" normalizes over groups of channels
-            of an example, with a learned scale and offset for each channel (32 groups, or as many
-            as divide both 32 and the number of channels; the units of a dense layer are one group);
-            "batch" is
-            `keras.layers.BatchNormalization`, which mixes examples and so cannot be trained
-            privately; `PUBLIC_BATCH` is `PublicBatchNormalization`, for the network of a
+            "layer_affine" adds the learned scale and offset; "group" normalizes over groups of
+            channels of an example, with a learned scale and offset for each channel (32 groups, or
+            as many as divide both 32 and the number of channels; the units of a dense layer are one
+            group); "batch" is `keras.layers.BatchNormalization`, which mixes examples and so cannot
+            be trained privately; `PUBLIC_BATCH` is `PublicBatchNormalization`, for the network of a
             `PublicExamples` layer; "private_batch" is `PrivateBatchNormalization`. A function that
             makes a normalization, given its `name`, stands for a normalization with arguments.
-        activation: name of the activation, or None.
+        activation: Name of the activation, or None.
 
     Raises:
-        ValueError: the normalization is unknown.
+        ValueError: If the normalization is unknown.
     """
     if normalization == PRIVATE_BATCH:
         normalization = private_batch()

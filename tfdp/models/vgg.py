@@ -22,9 +22,9 @@ def vgg(
     """Groups of 3x3 convolutions (64, 128, 256, 512, 512), each group pooled; mean, classes.
 
     Args:
-        num_classes, normalization, activation, output_normalization: as for every stack of layers.
-        depths: the number of convolutions in each group.
-        width: a factor on the number of channels.
+        num_classes, normalization, activation, output_normalization: As for every stack of layers.
+        depths: The number of convolutions in each group.
+        width: A factor on the number of channels.
         last_normalized: False leaves out the normalization of the last convolution.
     """
     made = []

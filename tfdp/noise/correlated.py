@@ -32,11 +32,11 @@ class CorrelatedNoise:
 
     Args:
         strategy: C, with `bands` set unless it is the strategy of prefix sums.
-        shapes: fully defined shapes of the variables.
+        shapes: Fully defined shapes of the variables.
 
     Attributes:
-        memory: number of past values stored for each weight: bands - 1 (prefix sums: 1).
-        past: the variables with these values, a secret.
+        memory: Number of past values stored for each weight: bands - 1 (prefix sums: 1).
+        past: The variables with these values, a secret.
 
     Example:
         >>> import tensorflow as tf
@@ -73,7 +73,7 @@ class CorrelatedNoise:
         """Returns the standard deviation of y at a step over that of z, a float32 scalar.
 
         Args:
-            step: number of the step, from 0.
+            step: Number of the step, from 0.
         """
         step = tf.minimum(tf.cast(step, tf.int64), tf.constant(len(self._growth) - 1, tf.int64))
         return tf.gather(tf.constant(self._growth), step)
@@ -84,7 +84,8 @@ class CorrelatedNoise:
         Args:
             fresh: z_t, independent noise of equal scale in all steps: one float32 tensor for each
                 variable.
-            step: t, an int or an int64 scalar tensor: one more than in the call before, 0 in the first.
+            step: t, an int or an int64 scalar tensor: one more than in the call before, 0 in the
+                first.
 
         Returns:
             y_t, float32 tensors with the shapes of the variables.
@@ -114,7 +115,7 @@ class CorrelatedNoise:
         """Sets the state of another object, so that the next value continues its sequence.
 
         Args:
-            state: the result of `state`.
+            state: The result of `state`.
         """
         for i, past in enumerate(self.past):
             past.assign(state[f"past_{i}"])

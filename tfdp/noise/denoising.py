@@ -15,8 +15,8 @@ def kolmogorov_smirnov(values: tf.Tensor, family: NoiseFamily, scale: float) -> 
 
     Args:
         values: float32 [n], n >= 1.
-        family: family of the noise.
-        scale: scale of the noise, > 0, in units of `values`.
+        family: Family of the noise.
+        scale: Scale of the noise, > 0, in units of `values`.
 
     Returns:
         A float32 scalar in [1 / (2 n), 1].
@@ -34,8 +34,8 @@ def denoise(sums: list, family: NoiseFamily, scale: float) -> list[tf.Tensor]:
 
     Args:
         sums: float32 tensors: bounded sums with noise.
-        family: family of the noise.
-        scale: scale of the noise, > 0.
+        family: Family of the noise.
+        scale: Scale of the noise, > 0.
 
     Returns:
         The scaled tensors, in the same order.

@@ -17,8 +17,9 @@ class NoiseFamily:
     """A family of noise with a symmetric density that decreases away from 0.
 
     Args:
-        name: one of `accounting.numerics.noise_families.FAMILIES`.
-        degrees_of_freedom: degrees of freedom of student_t, above 0; not used by the other families.
+        name: One of `accounting.numerics.noise_families.FAMILIES`.
+        degrees_of_freedom: Degrees of freedom of student_t, above 0; not used by the other
+            families.
 
     Example:
         >>> from tfdp.noise import NoiseFamily, NoiseSource
@@ -42,10 +43,10 @@ class NoiseFamily:
         numbers that it consumes does not depend on their values.
 
         Args:
-            source: source of the random numbers.
-            draw: number of the draw, as in `NoiseSource.gaussians`.
-            scale: scale >= 0, a float or a scalar tensor; the float zero gives zeros.
-            shapes: fully defined shapes.
+            source: Source of the random numbers.
+            draw: Number of the draw, as in `NoiseSource.gaussians`.
+            scale: Scale >= 0, a float or a scalar tensor; the float zero gives zeros.
+            shapes: Fully defined shapes.
 
         Returns:
             One float32 tensor for each shape.

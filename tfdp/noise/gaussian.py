@@ -38,10 +38,10 @@ class NoiseSource:
     Args:
         seed: None draws the key from the operating system. A string or an integer makes the noise
             reproducible: anyone who knows the seed can subtract the noise.
-        salt: numbers that distinguish sources with the same seed; ignored without a seed.
+        salt: Numbers that distinguish sources with the same seed; ignored without a seed.
 
     Attributes:
-        seeded: whether a seed was given.
+        seeded: Whether a seed was given.
         key: int64 [2], a secret that reveals all noise.
 
     Example:
@@ -67,7 +67,8 @@ class NoiseSource:
         """Returns a source with a given key, which draws as every other source with it.
 
         Args:
-            key: int64 [2], a secret; that of another source repeats its draws, to recompute lost noise.
+            key: int64 [2], a secret; that of another source repeats its draws, to recompute lost
+                noise.
         """
         source = cls()
         source.key = np.asarray(key, np.int64)
@@ -82,10 +83,10 @@ class NoiseSource:
         TensorFlow can draw it while it computes gradients. Only large noise waits, to save memory.
 
         Args:
-            draw: number of the draw, an int or an int64 scalar tensor. Use each number once.
-            stddev: standard deviation of each coordinate, >= 0, a float or a float32 scalar tensor;
+            draw: Number of the draw, an int or an int64 scalar tensor. Use each number once.
+            stddev: Standard deviation of each coordinate, >= 0, a float or a float32 scalar tensor;
                 the float zero gives zeros.
-            shapes: fully defined shapes.
+            shapes: Fully defined shapes.
 
         Returns:
             One float32 tensor for each shape.
@@ -110,8 +111,8 @@ class NoiseSource:
         the smallest number would occur once in some hundred draws for a model.
 
         Args:
-            draw: as in `gaussians`.
-            shapes: fully defined shapes.
+            draw: As in `gaussians`.
+            shapes: Fully defined shapes.
 
         Returns:
             For each shape a tensor [2, *shape].

@@ -30,10 +30,10 @@ def words(
 
     Args:
         key: int64 scalar.
-        high: int64 scalar, the upper half of the counter. Its lower half counts blocks of four words
-            of 32 bits.
-        shape, dtype: of the result; a type of unsigned integers.
-        block: number of the first block.
+        high: int64 scalar, the upper half of the counter. Its lower half counts blocks of four
+            words of 32 bits.
+        shape, dtype: Of the result; a type of unsigned integers.
+        block: Number of the first block.
     """
     return tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=tf.constant(shape, tf.int32),
@@ -51,9 +51,9 @@ def normals(key: tf.Tensor, high: tf.Tensor, count: int, stddev: float | tf.Tens
     two numbers. TensorFlow's `StatelessRandomNormalV2` works number by number and is slower.
 
     Args:
-        key, high: as for `words`.
-        count: at least so many numbers are made.
-        stddev: a float or a float32 scalar.
+        key, high: As for `words`.
+        count: At least so many numbers are made.
+        stddev: A float or a float32 scalar.
     """
     blocks = -(-count // _WORDS_PER_BLOCK)
     if count >= _COMPILED and on_plain_cpu():
@@ -67,7 +67,7 @@ def uniforms_from_words(words: tf.Tensor, more: tf.Tensor | None = None) -> tf.T
 
     Args:
         words: uint32, of any shape.
-        more: further words of that shape, used where `words` are small; None if none are.
+        more: Further words of that shape, used where `words` are small; None if none are.
 
     Returns:
         A float32 tensor of that shape.

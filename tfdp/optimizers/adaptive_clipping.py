@@ -38,13 +38,13 @@ class AdaptiveClipping:
 
     Args:
         noise_multiplier: z >= 0, the noise multiplier of both queries together.
-        target_quantile: fraction of gradients that should stay unclipped, in [0, 1].
-        quantile_learning_rate: rate > 0 of the geometric update of the clip norm.
-        quantile_noise_multiplier: sigma_b, the standard deviation of the noise on the count;
-            has to exceed z / 2. None takes 5 z.
+        target_quantile: Fraction of gradients that should stay unclipped, in [0, 1].
+        quantile_learning_rate: Rate > 0 of the geometric update of the clip norm.
+        quantile_noise_multiplier: sigma_b, the standard deviation of the noise on the count; has to
+            exceed z / 2. None takes 5 z.
 
     Raises:
-        ValueError: an argument is invalid.
+        ValueError: If an argument is invalid.
     """
 
     noise_multiplier: float
@@ -79,7 +79,7 @@ class AdaptiveClipping:
         """Returns the un-noised sum of (b - 1/2) over the microbatches that are present.
 
         Args:
-            bounded: the lot's `BoundedSum`.
+            bounded: The lot's `BoundedSum`.
 
         Returns:
             A float32 scalar.
@@ -92,8 +92,8 @@ class AdaptiveClipping:
 
         Args:
             clip_norm: C_t, float32 scalar.
-            noisy_count: the released count, float32 scalar.
-            divisor: number of microbatches in a nominal lot.
+            noisy_count: The released count, float32 scalar.
+            divisor: Number of microbatches in a nominal lot.
             first: C_0.
         """
         fraction = 0.5 + noisy_count / float(divisor)
@@ -110,12 +110,12 @@ def adaptive_clipping_for(clipping: str, noise_multiplier, **settings) -> Adapti
     """Creates the adaptive clipping of an optimizer; None if its clip norm is constant.
 
     Args:
-        clipping: name of the clipping method.
+        clipping: Name of the clipping method.
         noise_multiplier: z, or a table of it.
-        **settings: further arguments of `AdaptiveClipping`; None for those that were not given.
+        **settings: Further arguments of `AdaptiveClipping`; None for those that were not given.
 
     Raises:
-        ValueError: the arguments conflict.
+        ValueError: If the arguments conflict.
     """
     given = {name: value for name, value in settings.items() if value is not None}
     if clipping != "adaptive":

@@ -64,18 +64,18 @@ class KerasArguments(TypedDict, total=False):
     """Arguments of every Keras optimizer, except those that private optimizers do not support.
 
     Args:
-        weight_decay: rate of weight decay, in units of the learning rate; None disables it.
+        weight_decay: Rate of weight decay, in units of the learning rate; None disables it.
         clipnorm: L2 norm to which the gradient of each weight is clipped after adding noise; None
             disables it. The clip norm of single examples is `l2_norm_clip`.
-        clipvalue: largest magnitude of a gradient entry after adding noise; None disables it.
-        global_clipnorm: L2 norm to which the gradient of all weights together is clipped after adding
-            noise; None disables it.
-        use_ema: whether exponential moving averages of the weights replace them at the end of `fit`;
-            default False.
-        ema_momentum: with `use_ema`: weight of the earlier average in [0, 1]; default 0.99.
-        ema_overwrite_frequency: with `use_ema`: number of steps after which the averages also replace
-            the weights; None replaces them only at the end.
-        name: name of the optimizer; None derives one from the class.
+        clipvalue: Largest magnitude of a gradient entry after adding noise; None disables it.
+        global_clipnorm: L2 norm to which the gradient of all weights together is clipped after
+            adding noise; None disables it.
+        use_ema: Whether exponential moving averages of the weights replace them at the end of
+            `fit`; default False.
+        ema_momentum: With `use_ema`: weight of the earlier average in [0, 1]; default 0.99.
+        ema_overwrite_frequency: With `use_ema`: number of steps after which the averages also
+            replace the weights; None replaces them only at the end.
+        name: Name of the optimizer; None derives one from the class.
     """
 
     weight_decay: float | None
@@ -114,13 +114,13 @@ def check_arguments(cls: type, given: Mapping[str, Any], refused: Sequence[str])
     It warns of an `epsilon` that looks like a privacy budget; some Keras optimizers have one, too.
 
     Args:
-        cls: the class of the optimizer.
-        given: the keywords of its constructor, with their values.
-        refused: as for `describe_arguments`; their default is accepted.
+        cls: The class of the optimizer.
+        given: The keywords of its constructor, with their values.
+        refused: As for `describe_arguments`; their default is accepted.
 
     Raises:
-        TypeError: a keyword is unknown.
-        ValueError: a keyword acts on gradients without noise.
+        TypeError: If a keyword is unknown.
+        ValueError: If a keyword acts on gradients without noise.
     """
     for name in REFUSED:
         if given.get(name) not in (None, 1):
@@ -159,8 +159,8 @@ def describe_arguments(cls: type, refused: Sequence[str]) -> None:
     of the first base that describes it; `KerasArguments` replaces the texts of Keras.
 
     Args:
-        cls: the class.
-        refused: names of arguments that the class does not support.
+        cls: The class.
+        refused: Names of arguments that the class does not support.
     """
     parameters = _parameters(cls, refused)
     cls.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -43,26 +43,29 @@ class DiscreteOptimizer(DPKerasOptimizer):
     the worst point). Gaussian noise is accounted as in DP-SGD, for all lots.
 
     Args:
-        noise_multiplier: z >= 0: scale of the noise on the sum in units of C (its standard deviation
-            only for Gaussian noise); or a sequence with one number for each step of a run.
+        noise_multiplier: z >= 0: scale of the noise on the sum in units of C (its standard
+            deviation only for Gaussian noise); or a sequence with one number for each step of a
+            run.
         noise: "gaussian", "student_t", "laplace", "sech", "variance_gamma" or "cauchy".
-        degrees_of_freedom: degrees of freedom of student_t; None takes 9, as in the paper, and is
+        degrees_of_freedom: Degrees of freedom of student_t; None takes 9, as in the paper, and is
             required for the other families.
-        encode: whether gradients are encoded rather than clipped to `l2_norm_clip`.
-        denoise: whether the noisy sum is scaled by its Kolmogorov-Smirnov distance from the noise. The
-            factor is below 1, and small where noise prevails; a larger learning rate compensates.
-        codebook_size: number of preselected vectors.
-        zero_below: entries with magnitudes below this become zero, before a vector is scaled to norm 1.
-        codebook_seed: public seed from which the vectors are drawn from the standard Gaussian.
-        codebook: array [vectors, weights] of the user's own vectors, instead of drawn ones;
-            they are scaled to norm 1.
-        private_codebook: whether the user's vectors were fitted to private gradients. No finite
+        encode: Whether gradients are encoded rather than clipped to `l2_norm_clip`.
+        denoise: Whether the noisy sum is scaled by its Kolmogorov-Smirnov distance from the noise.
+            The factor is below 1, and small where noise prevails; a larger learning rate
+            compensates.
+        codebook_size: Number of preselected vectors.
+        zero_below: Entries with magnitudes below this become zero, before a vector is scaled to
+            norm 1.
+        codebook_seed: Public seed from which the vectors are drawn from the standard Gaussian.
+        codebook: Array [vectors, weights] of the user's own vectors, instead of drawn ones; they
+            are scaled to norm 1.
+        private_codebook: Whether the user's vectors were fitted to private gradients. No finite
             epsilon is proven then.
         clipping: "global", "per_layer" or "automatic", as in DP-SGD; with `encode`, only "global".
-        *args, **kwargs: arguments of the Keras optimizer and of `DPKerasOptimizer`.
+        *args, **kwargs: Arguments of the Keras optimizer and of `DPKerasOptimizer`.
 
     Raises:
-        ValueError: an argument is invalid, or `clipping` is not "global" with `encode`.
+        ValueError: If an argument is invalid, or `clipping` is not "global" with `encode`.
     """
 
     mechanism = DiscreteSGD
@@ -175,10 +178,10 @@ def make_discrete_optimizer_class(base: type) -> type[DPKerasOptimizer]:
     as with `make_dp_optimizer_class`.
 
     Args:
-        base: a subclass of `keras.optimizers.Optimizer`.
+        base: A subclass of `keras.optimizers.Optimizer`.
 
     Raises:
-        TypeError: `base` is not such a class, or is already private.
+        TypeError: If `base` is not such a class, or is already private.
 
     Example:
         >>> import keras, tfdp

@@ -20,11 +20,11 @@ class DPDropoutOptimizer(LangevinOptimizer):
     Source: Ermis and Cemgil, "Differentially Private Dropout", Algorithm 1.
 
     Args:
-        **kwargs: arguments of `LangevinOptimizer`.
+        **kwargs: Arguments of `LangevinOptimizer`.
 
     Raises:
-        TypeError: an argument is unknown.
-        ValueError: an argument is invalid.
+        TypeError: If an argument is unknown.
+        ValueError: If an argument is invalid.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -52,7 +52,7 @@ class DPDropoutOptimizer(LangevinOptimizer):
         more.
 
         Args:
-            variables: the trainable variables.
+            variables: The trainable variables.
         """
         noise = 2.0 * float(self.bound(variables).l2_norm_clip) * self.sigma
         layers: dict[str, list[np.ndarray]] = {}

@@ -5,9 +5,6 @@ Formal guarantee: an update depends on the lot's gradients only through
 1), where the engine enforces the clip norm C, and L is the public, nominal lot size (with
 microbatches, their number in a nominal lot). Everything else an optimizer does (momentum, Adam's
 moments, weight decay) is post-processing.
-
-`mechanism_fields` and `contribution_fields` describe the optimizer for the accounting when a session
-opens; every step uses the values of the session's run.
 """
 
 from collections.abc import Sequence
@@ -40,45 +37,43 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
 
     Each example's gradient is clipped, Gaussian noise is added to the sum over the lot, and Keras'
     update rule gets the mean (Abadi et al. 2016, "Deep Learning with Differential Privacy", Algorithm
-    1). Momentum, Adam's moments, weight decay and averages of the weights are post-processing.
-
-    The optimizer accepts gradients only from the private training step: `fit` raises for a model that
-    was not made private.
+    1). The optimizer accepts gradients only from the private training step: `fit` raises for a model
+    that was not made private.
 
     Args:
         l2_norm_clip: C > 0: L2 norm to which each example's (microbatch's) gradient is clipped.
         noise_multiplier: z >= 0: standard deviation of the noise on the sum, in units of C; or a
             sequence with one number for each step of a run, which limits the number of steps.
-        num_microbatches: number of microbatches of a lot; divides the lot size. The mean gradient of
-            each microbatch is clipped. None clips every example separately. A microbatch
-            of several examples doubles the sensitivity, which the accounting includes.
-        clipping: "global", the default; "per_layer", which clips each layer at its share
-            C / sqrt(layers); "each_layer", which clips each layer at C, so that the whole gradient is
-            within C sqrt(layers), which the accounting includes; "automatic", which normalizes every
-            gradient to just below C; or "adaptive", where C follows a quantile of the norms
+        num_microbatches: Number of microbatches of a lot; divides the lot size. The mean gradient
+            of each microbatch is clipped. None clips every example separately. A microbatch of
+            several examples doubles the sensitivity, which the accounting includes.
+        clipping: "global", the default; "per_layer", which clips each layer at its share C /
+            sqrt(layers); "each_layer", which clips each layer at C, so that the whole gradient is
+            within C sqrt(layers), which the accounting includes; "automatic", which normalizes
+            every gradient to just below C; or "adaptive", where C follows a quantile of the norms
             (`adaptive_clipping`) and starts at `l2_norm_clip`.
-        target_quantile: with "adaptive": fraction of gradients that should stay unclipped;
-            default 0.5.
-        quantile_learning_rate: with "adaptive": learning rate of the clip norm; default 0.2.
-        quantile_noise_multiplier: with "adaptive": standard deviation of the noise on the count of
-            unclipped gradients; default 5 z. The noise on the sum is increased so that both together
-            have the noise multiplier z.
-        seed: seed of the noise, only for tests and debugging: no finite epsilon is proven with it. It
-            is not saved. None draws the noise from the operating system's entropy.
-        *args, **kwargs: arguments of the Keras optimizer.
+        target_quantile: With "adaptive": fraction of gradients that should stay unclipped; default
+            0.5.
+        quantile_learning_rate: With "adaptive": learning rate of the clip norm; default 0.2.
+        quantile_noise_multiplier: With "adaptive": standard deviation of the noise on the count of
+            unclipped gradients; default 5 z. The noise on the sum is increased so that both
+            together have the noise multiplier z.
+        seed: Seed of the noise, only for tests and debugging: no finite epsilon is proven with it.
+            It is not saved. None draws the noise from the operating system's entropy.
+        *args, **kwargs: Arguments of the Keras optimizer.
 
     Raises:
-        TypeError: an argument is unknown.
-        ValueError: an argument is invalid, or is `gradient_accumulation_steps` (it keeps un-noised
-            sums in slots that checkpoints save; set `physical_batch_size` instead) or
+        TypeError: If an argument is unknown.
+        ValueError: If an argument is invalid, or is `gradient_accumulation_steps` (it keeps
+            un-noised sums in slots that checkpoints save; set `physical_batch_size` instead) or
             `loss_scale_factor`.
 
     Attributes:
-        mechanism: class of the accounting's mechanism for runs of this optimizer.
-        title: name of the mechanism in messages.
-        accounted: names of attributes that the accounting depends on, fixed by the constructor.
-        mean_factor: factor on the noisy mean in the gradient for the update rule.
-        refused: names of Keras arguments that are not supported.
+        mechanism: Class of the accounting's mechanism for runs of this optimizer.
+        title: Name of the mechanism in messages.
+        accounted: Names of attributes that the accounting depends on, fixed by the constructor.
+        mean_factor: Factor on the noisy mean in the gradient for the update rule.
+        refused: Names of Keras arguments that are not supported.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -206,7 +201,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         """Returns the bound on the influence of an example on the sum of gradients.
 
         Args:
-            variables: the trainable variables.
+            variables: The trainable variables.
             l2_norm_clip: C of the session's run; None uses the constructor's argument. With
                 adaptive clipping, the current clip norm replaces both.
         """
@@ -219,10 +214,10 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         """Returns the number of examples in a microbatch of a nominal lot.
 
         Args:
-            lot_size: nominal lot size.
+            lot_size: Nominal lot size.
 
         Raises:
-            ValueError: it is not divisible by the number of microbatches.
+            ValueError: If it is not divisible by the number of microbatches.
         """
         if self.num_microbatches is None:
             return 1
@@ -238,7 +233,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         """Returns the fields of this optimizer's `mechanism`, except those of `tables`.
 
         Args:
-            variables: the trainable variables that the optimizer will update.
+            variables: The trainable variables that the optimizer will update.
         """
         return {"noise_multiplier": self.noise_multiplier}
 
@@ -246,7 +241,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         """Returns the fields of `accounting.Contribution` that this optimizer determines.
 
         Args:
-            variables: the trainable variables that the optimizer will update.
+            variables: The trainable variables that the optimizer will update.
         """
         return {
             "l2_norm_clip": self.l2_norm_clip,
@@ -260,7 +255,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         They may only depend on released weights and other public values, since logs may be published.
 
         Args:
-            variables: the trainable variables.
+            variables: The trainable variables.
         """
         return {} if self._clip_norm is None else {"l2_norm_clip": float(self._clip_norm.numpy())}
 
@@ -268,10 +263,10 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         """Returns fields of the mechanism that are tables over steps, or depend on initial weights.
 
         Args:
-            variables: the trainable variables, with their current values.
-            first: iteration of the first step.
-            steps: number of steps.
-            known: the run that is continued, or None; the entries of its tables do not change.
+            variables: The trainable variables, with their current values.
+            first: Iteration of the first step.
+            steps: Number of steps.
+            known: The run that is continued, or None; the entries of its tables do not change.
         """
         return {}
 
@@ -302,9 +297,9 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         """Prepares the optimizer for a session that resumes the run of another process.
 
         Args:
-            session: the session; its variables have the values of the state.
-            state: the result of `secret_state` after `session.entry.taken - lost` steps.
-            lost: number of steps that were counted after that, whose results are lost.
+            session: The session; its variables have the values of the state.
+            state: The result of `secret_state` after `session.entry.taken - lost` steps.
+            lost: Number of steps that were counted after that, whose results are lost.
         """
         self.begin(session)
 
@@ -312,10 +307,10 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         """Adds the noise, once per lot, and applies the update rule.
 
         Args:
-            bounded: the lot's bounded sum.
-            session: the session that accounts for the step, with the public divisor.
-            variables: the trainable variables, in the order of `bounded.sums`.
-            regularization: for each variable, the gradient of its weight regularizers, or None.
+            bounded: The lot's bounded sum.
+            session: The session that accounts for the step, with the public divisor.
+            variables: The trainable variables, in the order of `bounded.sums`.
+            regularization: For each variable, the gradient of its weight regularizers, or None.
 
         Returns:
             The scale of the noise on every entry of the sum, as from `add_noise`.
@@ -334,12 +329,12 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         With adaptive clipping, it also updates the clip norm for the next step.
 
         Args:
-            bounded: the lot's bounded sum.
-            session: the session that accounts for the step.
+            bounded: The lot's bounded sum.
+            session: The session that accounts for the step.
 
         Returns:
-            (sums, scale): the noisy sums, and the standard deviation of the noise on every entry (for
-            a family without one, its scale), a float or a float32 scalar.
+            (sums, scale): the noisy sums, and the standard deviation of the noise on every entry
+            (for a family without one, its scale), a float or a float32 scalar.
         """
         source, shapes = self._noise, [total.shape for total in bounded.sums]
         noise_multiplier = session.value("noise_multiplier")

@@ -19,10 +19,10 @@ def make_dp_optimizer_class(base: type) -> type[DPKerasOptimizer]:
     optimizer, call this function first. The name is TensorFlow Privacy's.
 
     Args:
-        base: a subclass of `keras.optimizers.Optimizer`.
+        base: A subclass of `keras.optimizers.Optimizer`.
 
     Raises:
-        TypeError: `base` is not such a class, or is already private.
+        TypeError: If `base` is not such a class, or is already private.
 
     Example:
         >>> import keras, tfdp
@@ -45,13 +45,13 @@ def make_class(
     The class is created once, and registered for serialization under its name.
 
     Args:
-        kind: the private optimizer.
-        base: a subclass of `keras.optimizers.Optimizer`.
-        form: name of the class, with {} in place of the name of `base`.
-        options: further arguments in the example.
+        kind: The private optimizer.
+        base: A subclass of `keras.optimizers.Optimizer`.
+        form: Name of the class, with {} in place of the name of `base`.
+        options: Further arguments in the example.
 
     Raises:
-        TypeError: no private optimizer can be created from `base`.
+        TypeError: If no private optimizer can be created from `base`.
     """
     plain = isinstance(base, type) and issubclass(base, keras.optimizers.Optimizer)
     if not plain or issubclass(base, DPKerasOptimizer | keras.optimizers.LossScaleOptimizer):

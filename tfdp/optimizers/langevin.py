@@ -28,11 +28,11 @@ class PowerDecay(keras.optimizers.schedules.LearningRateSchedule):
 
     Args:
         initial: eta_0 > 0.
-        exponent: gamma >= 0.
-        steps_per_round: number of steps in a round, at least 1.
+        exponent: Gamma >= 0.
+        steps_per_round: Number of steps in a round, at least 1.
 
     Raises:
-        ValueError: an argument is invalid.
+        ValueError: If an argument is invalid.
     """
 
     def __init__(self, initial: float, exponent: float, steps_per_round: int = 1):
@@ -58,23 +58,24 @@ class LangevinOptimizer(DPKerasOptimizer, keras.optimizers.SGD):
     """Half steps along noisy gradients, with the schedule and notation of the paper.
 
     Args:
-        learning_rate: eta_0, a float; or a `LearningRateSchedule`, or a function without arguments, for
-            eta_t itself.
-        learning_rate_exponent: gamma; None takes the paper's 1, or 0 if eta_t is given.
-        steps_per_epoch: number of steps after which t increases by one; 1 counts steps. (The paper
+        learning_rate: eta_0, a float; or a `LearningRateSchedule`, or a function without arguments,
+            for eta_t itself.
+        learning_rate_exponent: Gamma; None takes the paper's 1, or 0 if eta_t is given.
+        steps_per_epoch: Number of steps after which t increases by one; 1 counts steps. (The paper
             updates the rate "per round" and calls T both the number of passes over the data and the
-            number of steps.)
+            number of steps.).
         clipping: "each_layer", which clips each layer at C, as in the paper, so that the whole
-            gradient is within C sqrt(layers), which the accounting includes; or "global", "per_layer",
-            "automatic" or "adaptive", as in `DPKerasOptimizer`.
-        composition: name of the composition recipe that the claimed epsilon follows (one of
+            gradient is within C sqrt(layers), which the accounting includes; or "global",
+            "per_layer", "automatic" or "adaptive", as in `DPKerasOptimizer`.
+        composition: Name of the composition recipe that the claimed epsilon follows (one of
             `accounting.mechanisms.READINGS`), or None.
-        noise_multiplier: z >= 0: standard deviation of the noise on the sum, in units of C: twice the
-            paper's sigma, with noise N(0, 4 C^2 sigma^2); or a sequence with one number for each step.
-        **kwargs: arguments of `DPKerasOptimizer` and `keras.optimizers.SGD`.
+        noise_multiplier: z >= 0: standard deviation of the noise on the sum, in units of C: twice
+            the paper's sigma, with noise N(0, 4 C^2 sigma^2); or a sequence with one number for
+            each step.
+        **kwargs: Arguments of `DPKerasOptimizer` and `keras.optimizers.SGD`.
 
     Raises:
-        ValueError: an argument is invalid.
+        ValueError: If an argument is invalid.
     """
 
     mean_factor = 0.5

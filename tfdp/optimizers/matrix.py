@@ -39,17 +39,17 @@ class MatrixDPOptimizer(DPKerasOptimizer):
     Args:
         strategy: "identity" (DP-SGD), "prefix_sum" (SI-DPSGD's noise), "sqrt_toeplitz",
             "banded_toeplitz" (optimized numerically), or a `tfdp.accounting.Strategy`.
-        bands: number of nonzero coefficients of the strategy; the state has bands - 1 float32 numbers
-            for each weight. Required for "banded_toeplitz": with cyclic Poisson lots, at most the
-            number of groups, as the amplification needs; with a fixed order, at most the steps of an
-            epoch. With "sqrt_toeplitz", None means `steps` bands.
+        bands: Number of nonzero coefficients of the strategy; the state has bands - 1 float32
+            numbers for each weight. Required for "banded_toeplitz": with cyclic Poisson lots, at
+            most the number of groups, as the amplification needs; with a fixed order, at most the
+            steps of an epoch. With "sqrt_toeplitz", None means `steps` bands.
         objective: "mean" or "max": the error that "banded_toeplitz" minimizes; None means "mean".
-        steps: planned number of steps, for which "banded_toeplitz" is optimized. Further steps use
+        steps: Planned number of steps, for which "banded_toeplitz" is optimized. Further steps use
             the same strategy and are accounted correctly, but the strategy is no longer optimal.
-        *args, **kwargs: arguments of the Keras optimizer and of `DPKerasOptimizer`.
+        *args, **kwargs: Arguments of the Keras optimizer and of `DPKerasOptimizer`.
 
     Raises:
-        ValueError: an argument is invalid, or missing although the strategy needs it.
+        ValueError: If an argument is invalid, or missing although the strategy needs it.
     """
 
     mechanism = Matrix
@@ -151,10 +151,10 @@ def make_matrix_optimizer_class(base: type) -> type[DPKerasOptimizer]:
     as with `make_dp_optimizer_class`.
 
     Args:
-        base: a subclass of `keras.optimizers.Optimizer`.
+        base: A subclass of `keras.optimizers.Optimizer`.
 
     Raises:
-        TypeError: `base` is not such a class, or is already private.
+        TypeError: If `base` is not such a class, or is already private.
 
     Example:
         >>> import keras, numpy as np, tfdp

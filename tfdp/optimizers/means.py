@@ -7,9 +7,9 @@ def means_of(totals: list, divisor: int, penalties: list) -> list:
     """Returns means over a nominal lot, plus the gradients of the weight regularizers.
 
     Args:
-        totals: noisy sums over the lot, one tensor for each variable.
-        divisor: number of examples (microbatches) in a nominal lot.
-        penalties: for each variable, the gradient of its regularizer, or None.
+        totals: Noisy sums over the lot, one tensor for each variable.
+        divisor: Number of examples (microbatches) in a nominal lot.
+        penalties: For each variable, the gradient of its regularizer, or None.
     """
     divisor = tf.constant(float(divisor), totals[0].dtype)
     means = [total / divisor for total in totals]

@@ -23,13 +23,13 @@ class NoisySGD(keras.optimizers.SGD):
     Each step and each weight have independent noise, and momentum averages the noisy gradients.
 
     Args:
-        update_noise: standard deviation of the noise on every entry of the gradient; at least 0.
-        seed: an integer seed of the noise, from 0 to 2**32 - 1; None draws it from the operating
+        update_noise: Standard deviation of the noise on every entry of the gradient; at least 0.
+        seed: An integer seed of the noise, from 0 to 2**32 - 1; None draws it from the operating
             system's entropy.
-        **kwargs: arguments of `keras.optimizers.SGD`.
+        **kwargs: Arguments of `keras.optimizers.SGD`.
 
     Raises:
-        ValueError: `update_noise` is negative, infinite or NaN, or `seed` is out of range.
+        ValueError: If `update_noise` is negative, infinite or NaN, or `seed` is out of range.
 
     Example:
         >>> import keras, numpy as np, tfdp

@@ -34,12 +34,12 @@ class SGLDOptimizer(LangevinOptimizer):
     unless the noise multiplier asks for more.
 
     Args:
-        num_examples: public number N of examples.
-        **kwargs: arguments of `LangevinOptimizer`.
+        num_examples: Public number N of examples.
+        **kwargs: Arguments of `LangevinOptimizer`.
 
     Raises:
-        TypeError: an argument is unknown.
-        ValueError: an argument is invalid.
+        TypeError: If an argument is unknown.
+        ValueError: If an argument is invalid.
 
     Example:
         >>> import keras, numpy as np, tfdp

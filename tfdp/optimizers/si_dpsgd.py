@@ -41,10 +41,10 @@ class _Hidden:
     This is a plain object, which Keras neither tracks nor saves.
 
     Args:
-        rule: a Keras optimizer that updates the means, or None for SGD.
-        variables: the weights, the initial values of the means.
-        first: number of the first step, for the schedule of `rule`.
-        momentum: whether to create velocities.
+        rule: A Keras optimizer that updates the means, or None for SGD.
+        variables: The weights, the initial values of the means.
+        first: Number of the first step, for the schedule of `rule`.
+        momentum: Whether to create velocities.
     """
 
     def __init__(self, rule=None, variables=(), first=0, momentum=False):
@@ -87,21 +87,21 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
     Assign weights only between two fits: the next step of a fit overwrites values from a callback.
 
     Args:
-        learning_rate: a float, or a `keras.optimizers.schedules.LearningRateSchedule`. It also scales
-            the noise and enters the accounting, so it cannot be assigned later.
-        momentum: beta in [0, 1); default 0.
-        nesterov: whether the momentum is Nesterov's; default False.
-        update_rule: a Keras optimizer that updates the means instead of SGD; its learning rate also
+        learning_rate: A float, or a `keras.optimizers.schedules.LearningRateSchedule`. It also
+            scales the noise and enters the accounting, so it cannot be assigned later.
+        momentum: Beta in [0, 1); default 0.
+        nesterov: Whether the momentum is Nesterov's; default False.
+        update_rule: A Keras optimizer that updates the means instead of SGD; its learning rate also
             scales the noise. Its state is secret and un-noised like the means, so no finite epsilon
             can be proven, and it requires guarantee="claimed".
         guarantee: "proven", or "claimed" to reproduce the paper's results.
-        release: "theta", one draw of the weights, frozen; or "mu", the means themselves, as evaluated
-            by the authors' code, for which no finite epsilon can be proven.
-        name: name of the optimizer.
-        **kwargs: arguments of `DPKerasOptimizer`.
+        release: "theta", one draw of the weights, frozen; or "mu", the means themselves, as
+            evaluated by the authors' code, for which no finite epsilon can be proven.
+        name: Name of the optimizer.
+        **kwargs: Arguments of `DPKerasOptimizer`.
 
     Raises:
-        ValueError: an argument is invalid, or the accounting does not cover it.
+        ValueError: If an argument is invalid, or the accounting does not cover it.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -207,11 +207,11 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
         Earlier training affects the new session only through the released weights.
 
         Args:
-            session: the session that was opened.
+            session: The session that was opened.
 
         Raises:
-            ValueError: a weight has a constraint, which would also have to apply to the secret means,
-                or less precision than float32.
+            ValueError: If a weight has a constraint, which would also have to apply to the secret
+                means, or less precision than float32.
         """
         variables = session.variables
         constrained = [v.path for v in variables if getattr(v, "constraint", None) is not None]
@@ -305,11 +305,11 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
         """Writes the un-noised means into the model. Publishing them has no finite guarantee.
 
         Args:
-            variables: the trainable variables of the model.
+            variables: The trainable variables of the model.
 
         Raises:
-            RuntimeError: the optimizer was not constructed with release="mu", so the accounting does
-                not cover this release.
+            RuntimeError: If the optimizer was not constructed with release="mu", so the accounting
+                does not cover this release.
         """
         if self.release != "mu":
             raise RuntimeError(
@@ -337,9 +337,9 @@ def evaluate_schedule(schedule, steps: int, first: int = 0) -> tuple[float, ...]
     """Returns the learning rates of a schedule, as the float32 values used in training.
 
     Args:
-        schedule: a `keras.optimizers.schedules.LearningRateSchedule`.
-        steps: number of steps.
-        first: number of the first step.
+        schedule: A `keras.optimizers.schedules.LearningRateSchedule`.
+        steps: Number of steps.
+        first: Number of the first step.
     """
     numbers = tf.range(first, first + steps, dtype=tf.int64)
     values = tf.function(

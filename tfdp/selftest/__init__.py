@@ -35,11 +35,11 @@ class Check:
     """The result of one check.
 
     Attributes:
-        mode: one of `MODES`.
-        name: what was checked.
-        passed: whether it holds.
-        measured: the numbers, in words.
-        seconds: how long it took, tracing included.
+        mode: One of `MODES`.
+        name: What was checked.
+        passed: Whether it holds.
+        measured: The numbers, in words.
+        seconds: How long it took, tracing included.
     """
 
     mode: str
@@ -54,10 +54,10 @@ class _Way:
     """A way to compute the sum of a lot.
 
     Attributes:
-        name: the way in words.
-        engine: an argument of `tfdp.make_private`.
-        chunk: the physical batch size, or None for whole lots.
-        together: number of rows whose mean gradient is clipped.
+        name: The way in words.
+        engine: An argument of `tfdp.make_private`.
+        chunk: The physical batch size, or None for whole lots.
+        together: Number of rows whose mean gradient is clipped.
     """
 
     name: str
@@ -79,12 +79,12 @@ def checks(modes: Sequence[str] = MODES) -> Iterator[Check]:
     """Runs the checks and yields their results one by one.
 
     Args:
-        modes: some of `MODES`: "eager"; "graph", a compiled graph; "xla"; "bfloat16", a graph with the
-            policy mixed_bfloat16; "tensor_float_32", a graph with TensorFloat-32, which XLA has
+        modes: Some of `MODES`: "eager"; "graph", a compiled graph; "xla"; "bfloat16", a graph with
+            the policy mixed_bfloat16; "tensor_float_32", a graph with TensorFloat-32, which XLA has
             here, too. In the other modes it is off; a CPU does not have it.
 
     Raises:
-        ValueError: there is no such mode.
+        ValueError: If there is no such mode.
     """
     from tfdp._validate import one_of
 

@@ -58,21 +58,21 @@ class BackupAndRestore(keras.callbacks.Callback):
     from one state cost more than their ledgers say.
 
     Args:
-        backup_dir: the folder, one for each call of `fit`.
-        save_freq: None saves the state every `seconds`; "epoch" after each epoch; an integer
-            after so many steps.
-        seconds: time between two states, at least 0; longer where writing a state would take more
+        backup_dir: The folder, one for each call of `fit`.
+        save_freq: None saves the state every `seconds`; "epoch" after each epoch; an integer after
+            so many steps.
+        seconds: Time between two states, at least 0; longer where writing a state would take more
             than a hundredth of it.
-        delete_checkpoint: whether the folder is removed when `fit` has ended.
-        delta: probability in (0, 1) for the epsilon that is logged at an interruption; None takes the
-            delta of the model's budget, and without a budget no epsilon is logged.
-        adjacency: neighbouring relation of this epsilon; None takes the budget's, or "zero_out".
+        delete_checkpoint: Whether the folder is removed when `fit` has ended.
+        delta: Probability in (0, 1) for the epsilon that is logged at an interruption; None takes
+            the delta of the model's budget, and without a budget no epsilon is logged.
+        adjacency: Neighbouring relation of this epsilon; None takes the budget's, or "zero_out".
 
     Attributes:
-        restarts: how often the training was resumed, in all processes.
-        lost_steps: number of steps that are counted and not in the weights, in all processes.
-        earlier_seconds: time of the training in earlier processes, up to their last states.
-        epochs: the logs of the epochs that have ended, in all processes, by their numbers.
+        restarts: How often the training was resumed, in all processes.
+        lost_steps: Number of steps that are counted and not in the weights, in all processes.
+        earlier_seconds: Time of the training in earlier processes, up to their last states.
+        epochs: The logs of the epochs that have ended, in all processes, by their numbers.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -136,8 +136,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         """Context of one fit, which gives the position where the training begins or resumes.
 
         Args:
-            model, account, feed: of the fit; the model is compiled and built.
-            start: the position of a training from its beginning.
+            model, account, feed: Of the fit; the model is compiled and built.
+            start: The position of a training from its beginning.
         """
         if feed.lots is None and feed.sampling.whole_epochs:
             raise ValueError(
@@ -214,9 +214,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         first reservation, and the state has the key of the session.
 
         Args:
-            training: the training, with the position of its next step.
-            session: its open session.
-            steps: number of steps that are wanted.
+            training: The training, with the position of its next step.
+            session: Its open session.
+            steps: Number of steps that are wanted.
         """
         entry = session.entry
         if session is not self._session:

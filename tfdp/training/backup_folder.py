@@ -109,7 +109,7 @@ class BackupFolder:
 
         Args:
             about: JSON-safe; its `run_id` is that of the steps that `reserve` reserves.
-            arrays: arrays by name.
+            arrays: Arrays by name.
         """
         text = np.frombuffer(json.dumps(about).encode(), np.uint8)
         with open(self._in(_PARTIAL), "wb") as file:

@@ -29,10 +29,10 @@ def capture_state(
     """Returns the state of a training between two steps: (about, arrays), for a `BackupFolder`.
 
     Args:
-        setup: from `setup_of`.
-        length: number of steps of an epoch of this fit, or None.
-        position: the position of the next step.
-        notes: a report for later processes; JSON-safe.
+        setup: From `setup_of`.
+        length: Number of steps of an epoch of this fit, or None.
+        position: The position of the next step.
+        notes: A report for later processes; JSON-safe.
     """
     session, secrets = account.session, model.optimizer.secret_state()
     arrays = {name: keras.ops.convert_to_numpy(v) for name, v in _variables(model).items()}
@@ -58,14 +58,14 @@ def restore_state(
     """Puts a state into a model and opens the session of the saved run, which the fit continues.
 
     Args:
-        about, arrays: the state.
-        reserved: number of steps of the run that may have begun.
+        about, arrays: The state.
+        reserved: Number of steps of the run that may have begun.
 
     Returns:
         The position of the next step, and the number of lost steps.
 
     Raises:
-        BackupError: the state is of another model or of other data.
+        BackupError: If the state is of another model or of other data.
     """
     optimizer, ledger = model.optimizer, Ledger.from_json(about["ledger"])
     run_id, kept = about["run_id"], about["steps"]

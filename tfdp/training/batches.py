@@ -34,10 +34,10 @@ class Batches:
     """Batches of a user, as lots of one size.
 
     Attributes:
-        dataset: the lots: x, (x, y) or (x, y, sample_weight).
-        lot_size: number of rows of each lot.
-        number: number of batches in an epoch, or TensorFlow's number for an unknown one or no end.
-        adapter: what Keras' `fit` gets where it has to know when epochs begin and end; else None.
+        dataset: The lots: x, (x, y) or (x, y, sample_weight).
+        lot_size: Number of rows of each lot.
+        number: Number of batches in an epoch, or TensorFlow's number for an unknown one or no end.
+        adapter: What Keras' `fit` gets where it has to know when epochs begin and end; else None.
     """
 
     dataset: tf.data.Dataset
@@ -59,13 +59,13 @@ def batches_of(x: Any, class_weight: dict | None = None, shuffle: bool = True) -
     """Returns batches as lots of one size.
 
     Args:
-        x: a `tf.data.Dataset`, a `keras.utils.PyDataset`, or a generator or other iterable of
-            x, (x, y) or (x, y, sample_weight). A generator serves one epoch.
-        class_weight: as in `fit`.
-        shuffle: whether a `PyDataset` of known length is read in random order.
+        x: A `tf.data.Dataset`, a `keras.utils.PyDataset`, or a generator or other iterable of x,
+            (x, y) or (x, y, sample_weight). A generator serves one epoch.
+        class_weight: As in `fit`.
+        shuffle: Whether a `PyDataset` of known length is read in random order.
 
     Raises:
-        ValueError: there is no batch, or its arrays have no common first axis.
+        ValueError: If there is no batch, or its arrays have no common first axis.
     """
     if isinstance(x, tf.data.Dataset):
         if repeats(x, before_batches=True):

@@ -25,9 +25,9 @@ class Calibrated(NamedTuple):
     """What `make_private_with_epsilon` returns.
 
     Attributes:
-        model: the model, private and with its budget; not compiled.
-        optimizer: the private optimizer with the calibrated noise, for `model.compile`.
-        data: what `model.fit` trains on: `tfdp.data.Lots`, or the batches that were given.
+        model: The model, private and with its budget; not compiled.
+        optimizer: The private optimizer with the calibrated noise, for `model.compile`.
+        data: What `model.fit` trains on: `tfdp.data.Lots`, or the batches that were given.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -72,38 +72,39 @@ def make_private_with_epsilon(
     than planned are refused rather than spent.
 
     Args:
-        model: a Keras model whose weights have spent nothing yet. One that is not built is built
+        model: A Keras model whose weights have spent nothing yet. One that is not built is built
             here for the shapes of the data.
-        optimizer: a Keras optimizer or its name, such as "adam", which becomes private by DP-SGD's
-            noise; or a private optimizer of any mechanism, whose noise multiplier is replaced. It is
-            not changed, and its seed is not taken over.
-        data: arrays (x,), (x, y) or (x, y, sample_weight), or another source of examples, as in
+        optimizer: A Keras optimizer or its name, such as "adam", which becomes private by DP-SGD's
+            noise; or a private optimizer of any mechanism, whose noise multiplier is replaced. It
+            is not changed, and its seed is not taken over.
+        data: Arrays (x,), (x, y) or (x, y, sample_weight), or another source of examples, as in
             `tfdp.data.as_source`; `tfdp.data.Lots`; or a `tf.data.Dataset` of batches, which is
             accounted without amplification by sampling, or `tfdp.data.OncePerEpoch` of batches.
-        epsilon: the budget, above 0.
-        delta: the probability parameter, in (0, 1); `fit` warns if it is not below 1/N.
-        epochs: number of passes over the data that are planned, above 0; it is rounded to steps.
-        batch_size: nominal lot size; for arrays only, and needed there.
-        sampling: how lots are drawn from arrays, as in `tfdp.data.make_lots`.
-        l2_norm_clip: the clip norm; None takes the clip norm of a private optimizer, else 1.0.
-        kind: the guarantee that has to stay within the budget: "proven" or "claimed".
+        epsilon: The budget, above 0.
+        delta: The probability parameter, in (0, 1); `fit` warns if it is not below 1/N.
+        epochs: Number of passes over the data that are planned, above 0; it is rounded to steps.
+        batch_size: Nominal lot size; for arrays only, and needed there.
+        sampling: How lots are drawn from arrays, as in `tfdp.data.make_lots`.
+        l2_norm_clip: The clip norm; None takes the clip norm of a private optimizer, else 1.0.
+        kind: The guarantee that has to stay within the budget: "proven" or "claimed".
         adjacency: "zero_out", "replace_one" or "add_or_remove_one".
         engine: "auto", "ghost", "vectorized" or "loop", as in `make_private`.
-        physical_batch_size: largest number of examples that are processed together; None as in
+        physical_batch_size: Largest number of examples that are processed together; None as in
             `make_private`.
-        seed: insecure seed of the lots that are drawn from arrays, as in `make_private`; None draws
+        seed: Insecure seed of the lots that are drawn from arrays, as in `make_private`; None draws
             secret lots.
         start: "public" declares that the weights do not depend on the private data; None declares
             nothing.
-        public_preprocessing: layers, or their names, that were adapted to public data; True for all.
+        public_preprocessing: Layers, or their names, that were adapted to public data; True for
+            all.
 
     Returns:
         (model, optimizer, data); compile the model with the optimizer, and fit it on the data.
 
     Raises:
-        ValueError: the model is not built and cannot be, its weights have spent something, the
+        ValueError: If the model is not built and cannot be, its weights have spent something, the
             optimizer was used, or the data and arguments do not fit.
-        CalibrationError: no noise gives a finite guarantee within the budget.
+        CalibrationError: If no noise gives a finite guarantee within the budget.
 
     Example:
         >>> import keras, numpy as np, tfdp

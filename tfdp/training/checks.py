@@ -90,8 +90,9 @@ def refuse_mixing_layers(model, public=()) -> None:
     `gradients.first_pass`). Adapted layers are checked only here.
 
     Args:
-        model: a Keras model.
-        public: True, or layers, or their names: preprocessing layers that were adapted to public data.
+        model: A Keras model.
+        public: True, or layers, or their names: preprocessing layers that were adapted to public
+            data.
     """
     layers = layers_of(model)
     with_examples = [layers_of(layer) for layer in layers if isinstance(layer, PublicExamples)]

@@ -23,7 +23,7 @@ def check_examples(model, data) -> None:
     Batches cannot be read twice, so they are not checked.
 
     Args:
-        model: a compiled Keras model.
+        model: A compiled Keras model.
         data: `tfdp.data.Lots`, or batches.
     """
     held = None

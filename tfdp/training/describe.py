@@ -20,10 +20,10 @@ def facts_of(model, feed: Feed, optimizer, start: str) -> Run:
     """Returns what is accounted of a training, as a run without steps and without tables over them.
 
     Args:
-        model: a built private model.
-        feed: how the steps draw their examples.
-        optimizer: the private optimizer that takes the steps; perhaps not that of the model.
-        start: as in `accounting.Run`.
+        model: A built private model.
+        feed: How the steps draw their examples.
+        optimizer: The private optimizer that takes the steps; perhaps not that of the model.
+        start: As in `accounting.Run`.
     """
     lots, microbatch_size = feed.lots, optimizer.microbatch_size(feed.sampling.lot_size)
     if lots is not None and lots.microbatch_size != microbatch_size:
@@ -95,10 +95,10 @@ def open_session(model, account: Account, feed: Feed, steps: int | None) -> Sess
     """Opens an entry for further steps, or extends the open one if they belong to it.
 
     Args:
-        model: a private model that is compiled and built.
-        account: the account of its weights, which gets the session.
-        feed: how the steps draw their examples.
-        steps: number of further steps to describe; None if unknown.
+        model: A private model that is compiled and built.
+        account: The account of its weights, which gets the session.
+        feed: How the steps draw their examples.
+        steps: Number of further steps to describe; None if unknown.
     """
     optimizer, variables = model.optimizer, model.trainable_variables
     if not variables:

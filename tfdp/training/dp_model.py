@@ -137,33 +137,33 @@ def make_private(
     model for plain Keras. Make a model private before `load_weights`: a plain model ignores the ledger.
 
     Args:
-        model: any Keras model whose layers treat examples one by one.
-        engine: the way to compute per-example gradients. "auto", the default, and "ghost" write out no
-            gradient of the whole model for each example; "auto" also takes models with
-            statistics='batch'. "vectorized" writes all of them out. "loop" takes one example after the
-            other: slow, but for any model that TensorFlow can differentiate.
-        physical_batch_size: largest number of examples that are processed together; None processes
+        model: Any Keras model whose layers treat examples one by one.
+        engine: The way to compute per-example gradients. "auto", the default, and "ghost" write out
+            no gradient of the whole model for each example; "auto" also takes models with
+            statistics='batch'. "vectorized" writes all of them out. "loop" takes one example after
+            the other: slow, but for any model that TensorFlow can differentiate.
+        physical_batch_size: Largest number of examples that are processed together; None processes
             a lot as a whole, or, for convolutions and recurrent layers on a CPU, 32 to 384 examples
             at a time.
-        budget: the most that may be spent, including earlier training; the step that would exceed it
-            raises `BudgetExhausted`. Like the ledger, the budget belongs to the weights: it is saved
-            with them, and None keeps an earlier budget.
-        seed: insecure; makes the lots that `fit` draws from arrays reproducible, so that nothing finite
-            is proven. For tests and debugging.
+        budget: The most that may be spent, including earlier training; the step that would exceed
+            it raises `BudgetExhausted`. Like the ledger, the budget belongs to the weights: it is
+            saved with them, and None keeps an earlier budget.
+        seed: Insecure; makes the lots that `fit` draws from arrays reproducible, so that nothing
+            finite is proven. For tests and debugging.
         start: "public" declares that the current weights do not depend on the private data, because
             they are fresh or were trained on public data; the privacy statement says that the user
-            declared it. None keeps an earlier value. Without any declaration, the value is "assumed":
-            tfdp assumes the same until it detects the opposite.
-        public_preprocessing: layers, or their names, that were adapted to public data, such as
+            declared it. None keeps an earlier value. Without any declaration, the value is
+            "assumed": tfdp assumes the same until it detects the opposite.
+        public_preprocessing: Layers, or their names, that were adapted to public data, such as
             `Normalization` and `TextVectorization`; True for all. Other adapted layers are refused.
 
     Returns:
         `model` itself.
 
     Raises:
-        TypeError: `model` is not a Keras model.
-        ValueError: a layer mixes examples or was adapted to data (the error names it and the remedy),
-            the model has its own `train_step`, or an argument is invalid.
+        TypeError: If `model` is not a Keras model.
+        ValueError: If a layer mixes examples or was adapted to data (the error names it and the
+            remedy), the model has its own `train_step`, or an argument is invalid.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -208,15 +208,15 @@ def from_preset(cls: Any, preset: str | os.PathLike, **arguments) -> Private:
     a plain model; the ledger is a file `privacy.json` in the folder.
 
     Args:
-        cls: the class of the preset, such as `keras_hub.models.TextClassifier`.
-        preset: a local folder.
-        **arguments: passed to `cls.from_preset`.
+        cls: The class of the preset, such as `keras_hub.models.TextClassifier`.
+        preset: A local folder.
+        **arguments: Passed to `cls.from_preset`.
 
     Returns:
         A private model; `make_private` changes its settings.
 
     Raises:
-        ValueError: the folder holds no ledger.
+        ValueError: If the folder holds no ledger.
 
     Example:
         >>> import keras, tfdp

@@ -102,13 +102,14 @@ def export(model: keras.Model, path: str | os.PathLike, *, stock_layers: bool = 
     several machines, the chief writes it.
 
     Args:
-        model: a trained model.
-        path: a file name that ends in `.keras`.
-        stock_layers: whether the file has a frozen `keras.layers.BatchNormalization` with the same
-            outputs for every `tfdp.layers.PrivateBatchNormalization`, so that it loads without tfdp.
+        model: A trained model.
+        path: A file name that ends in `.keras`.
+        stock_layers: Whether the file has a frozen `keras.layers.BatchNormalization` with the same
+            outputs for every `tfdp.layers.PrivateBatchNormalization`, so that it loads without
+            tfdp.
 
     Raises:
-        ValueError: the name does not end in `.keras`, or the model cannot be copied.
+        ValueError: If the name does not end in `.keras`, or the model cannot be copied.
 
     Example:
         >>> import keras, numpy as np, tfdp

@@ -35,18 +35,18 @@ class Feed:
     """The data of a training, and how its steps draw from them.
 
     Attributes:
-        sampling: how lots are drawn, as in `accounting.Run`.
-        steps: number of steps in an epoch; None if the epoch ends when the data do.
-        lots: the `tfdp.data.Lots` that the steps draw from; None for other batches.
-        physical_batch_size: number of rows in one chunk; None processes a lot as a whole.
-        turn: the group that the first lot comes from, if groups take turns.
-        start: place of the first lot in its epoch, where epochs are whole.
-        dataset: the lots; None before `at`, and for the single step of `train_on_batch`.
-        steps_per_epoch: the argument for Keras; None if the dataset ends with the epoch.
+        sampling: How lots are drawn, as in `accounting.Run`.
+        steps: Number of steps in an epoch; None if the epoch ends when the data do.
+        lots: The `tfdp.data.Lots` that the steps draw from; None for other batches.
+        physical_batch_size: Number of rows in one chunk; None processes a lot as a whole.
+        turn: The group that the first lot comes from, if groups take turns.
+        start: Place of the first lot in its epoch, where epochs are whole.
+        dataset: The lots; None before `at`, and for the single step of `train_on_batch`.
+        steps_per_epoch: The argument for Keras; None if the dataset ends with the epoch.
         adapter: Keras gets it in place of the dataset, and it gives the same lots; or None.
-        validation_data: as in `fit`.
-        key: the secret of the training that several machines share, 16 bytes; None on one machine.
-        shards: a digest of a few rows of each machine's shard, in order; empty without shards.
+        validation_data: As in `fit`.
+        key: The secret of the training that several machines share, 16 bytes; None on one machine.
+        shards: A digest of a few rows of each machine's shard, in order; empty without shards.
     """
 
     sampling: Sampling
@@ -99,9 +99,9 @@ class Feed:
         """The feed of a training that begins at a position, with its dataset.
 
         Args:
-            position: the position.
-            turn: the group that the first lot comes from (modulo the number of groups).
-            model: the model; the replicas of its strategy get shares of each lot.
+            position: The position.
+            turn: The group that the first lot comes from (modulo the number of groups).
+            model: The model; the replicas of its strategy get shares of each lot.
         """
         lots, strategy = self.lots, model.distribute_strategy
         if lots is None:  # the training skips earlier batches
@@ -175,11 +175,11 @@ def feed_for(
     """Returns the feed for the arguments of `fit`; each feed draws its own lots.
 
     Args:
-        model: a compiled private model.
-        **arguments: as in `fit`.
+        model: A compiled private model.
+        **arguments: As in `fit`.
 
     Raises:
-        ValueError: the sampling of the data cannot be accounted, or arguments do not fit the data.
+        ValueError: If the sampling of the data cannot be accounted, or arguments do not fit them.
     """
     steps_per_epoch = whole("steps_per_epoch", steps_per_epoch, 1, optional=True)
     if class_weight is not None and not isinstance(class_weight, Mapping):
@@ -261,10 +261,10 @@ def feed_of(
 
     Args:
         data: `tfdp.data.Lots`; or batches, with a declaration or without.
-        physical_batch_size: number of rows in one chunk; None takes the size from the lots, or
+        physical_batch_size: Number of rows in one chunk; None takes the size from the lots, or
             processes a lot as a whole.
-        turn: the group that the first lot comes from (modulo the number of groups).
-        steps_per_epoch, class_weight, shuffle: as in `fit`; the last two are for batches.
+        turn: The group that the first lot comes from (modulo the number of groups).
+        steps_per_epoch, class_weight, shuffle: As in `fit`; the last two are for batches.
     """
     if not isinstance(data, Lots):
         batches = _declared_batches(data) if isinstance(data, OncePerEpoch) else data

@@ -31,12 +31,12 @@ def update_metrics(forward, traced, seen, x, y, sample_weight, outputs) -> None:
     """Updates the metrics with a chunk of a lot.
 
     Args:
-        forward: the `Forward` of the step.
-        traced: the result of `first_pass.examine`.
-        seen: pairs (variable, value): weights and state that the chunk was computed with.
-        x, y: structures of tensors [rows, ...]; y may be `WeightedTargets`.
+        forward: The `Forward` of the step.
+        traced: The result of `first_pass.examine`.
+        seen: Pairs (variable, value): weights and state that the chunk was computed with.
+        x, y: Structures of tensors [rows, ...]; y may be `WeightedTargets`.
         sample_weight: float32 [rows]; rows of weight zero are absent.
-        outputs: the model's `Outputs` for the rows.
+        outputs: The model's `Outputs` for the rows.
     """
     compiled = compile_metrics(forward.model)
     if compiled is None and not (traced.updates_metrics or traced.loss_updates_metrics):
@@ -81,10 +81,10 @@ def update_losses(model, lot, sample_weight, penalty, views: int) -> None:
     """Updates the loss, and the losses of single outputs, which Keras logs for models with several.
 
     Args:
-        lot: the `BoundedSum` of a lot.
-        sample_weight: as in `update_metrics`.
-        penalty: scalar; the penalties of the weight regularizers, which belong to the loss.
-        views: number of consecutive rows that are averaged, whether all of them are present or not.
+        lot: The `BoundedSum` of a lot.
+        sample_weight: As in `update_metrics`.
+        penalty: Scalar; the penalties of the weight regularizers, which belong to the loss.
+        views: Number of consecutive rows that are averaged, whether all of them are present or not.
     """
     weights = tf.cast(tf.not_equal(sample_weight, 0.0), tf.float32)
     if views > 1:

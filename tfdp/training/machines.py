@@ -63,10 +63,10 @@ def check_agreement(model, feed: Feed, position: Position, batch=None) -> None:
     """Raises ValueError on all machines if their trainings differ.
 
     Args:
-        model: the private model, compiled and built.
-        feed: the data of a training that begins now.
-        position: the position of its first step.
-        batch: the arrays of `train_on_batch`; the weights are compared when its run begins.
+        model: The private model, compiled and built.
+        feed: The data of a training that begins now.
+        position: The position of its first step.
+        batch: The arrays of `train_on_batch`; the weights are compared when its run begins.
     """
     strategy = model.distribute_strategy
     if not several_machines(strategy):

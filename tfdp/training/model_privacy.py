@@ -27,7 +27,7 @@ class ModelPrivacy:
     """The privacy spent on the weights of a private model, and its budget: `model.privacy`.
 
     Args:
-        model: a model that `make_private` was called on.
+        model: A model that `make_private` was called on.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -78,16 +78,16 @@ class ModelPrivacy:
         During training, the steps taken so far count; afterwards, all planned steps.
 
         Args:
-            delta: in (0, 1); None takes the delta of the budget.
+            delta: In (0, 1); None takes the delta of the budget.
             kind: "proven" or "claimed".
-            adjacency: "zero_out", "replace_one" or "add_or_remove_one"; None takes the budget's,
-                or "zero_out" without a budget.
-            max_examples_per_user: the largest number of examples of one user; the guarantee is for all
-                of them together.
+            adjacency: "zero_out", "replace_one" or "add_or_remove_one"; None takes the budget's, or
+                "zero_out" without a budget.
+            max_examples_per_user: The largest number of examples of one user; the guarantee is for
+                all of them together.
 
         Raises:
-            ValueError: the optimizer has taken steps that the ledger does not contain, or there is
-                neither a delta nor a budget.
+            ValueError: If the optimizer has taken steps that the ledger does not contain, or there
+                is neither a delta nor a budget.
         """
         runs = self._checked_runs(self.account.runs_so_far, max_examples_per_user)
         return self._guarantee(kind, runs, delta, adjacency)
@@ -103,14 +103,15 @@ class ModelPrivacy:
         """Returns the whole trade-off of a membership test on everything that was trained so far.
 
         Args:
-            delta, kind, adjacency, max_examples_per_user: as in `spent`. The losses are computed
+            delta, kind, adjacency, max_examples_per_user: As in `spent`. The losses are computed
                 accurately at delta, which is not part of the result.
 
         Returns:
-            Rising false positive rates, and the least false negative rate of a test at each of them.
+            Rising false positive rates, and the least false negative rate of a test at each of
+            them.
 
         Raises:
-            ValueError: as in `spent`.
+            ValueError: As in `spent`.
         """
         spent = self.spent(delta, kind, adjacency, max_examples_per_user=max_examples_per_user)
         return spent.curve()
@@ -138,11 +139,11 @@ class ModelPrivacy:
         All planned steps count, also while a training runs, as in files: a statement is for others.
 
         Args:
-            delta, adjacency, max_examples_per_user: as in `spent`.
-            full: whether it has all assumptions, explanations and limits.
+            delta, adjacency, max_examples_per_user: As in `spent`.
+            full: Whether it has all assumptions, explanations and limits.
 
         Raises:
-            ValueError: as in `spent`.
+            ValueError: As in `spent`.
         """
         runs = self._checked_runs(self.ledger.runs, max_examples_per_user)
         from tfdp.accounting.statements import StatementText
@@ -157,16 +158,16 @@ class ModelPrivacy:
         All planned steps count, as in `statement`. `figure.savefig("privacy.png")` writes it.
 
         Args:
-            delta, adjacency: as in `spent`.
-            clipping: whether the share of clipped gradients in each epoch is drawn, too, where
+            delta, adjacency: As in `spent`.
+            clipping: Whether the share of clipped gradients in each epoch is drawn, too, where
                 `PrivacyTensorBoard` recorded it. It is not private: use False for a release.
 
         Returns:
             A matplotlib figure.
 
         Raises:
-            ImportError: matplotlib is not installed (`pip install 'tfdp[plot]'`).
-            ValueError: as in `spent`.
+            ImportError: If matplotlib is not installed (`pip install 'tfdp[plot]'`).
+            ValueError: As in `spent`.
         """
         from tfdp.accounting.pictures import picture
 
@@ -281,18 +282,18 @@ class ModelPrivacy:
         have decided it; a budget ends the training at no cost.
 
         Args:
-            x, y, batch_size, epochs, shuffle, class_weight, sample_weight, steps_per_epoch: as in
+            x, y, batch_size, epochs, shuffle, class_weight, sample_weight, steps_per_epoch: As in
                 `fit`. They are checked when this method is called; the first step is taken when the
                 first logs are asked for.
 
         Yields:
-            The logs of the step: names to numbers. Metrics are means since the epoch began. They are
-            computed from private data without noise.
+            The logs of the step: names to numbers. Metrics are means since the epoch began. They
+            are computed from private data without noise.
 
         Raises:
-            BudgetExhausted: the next step would exceed a budget.
-            ValueError: as in `fit`.
-            RuntimeError: another training of these weights is running.
+            BudgetExhausted: If the next step would exceed a budget.
+            ValueError: As in `fit`.
+            RuntimeError: If another training of these weights is running.
 
         Example:
             >>> import keras, numpy as np, tfdp
@@ -327,7 +328,7 @@ class ModelPrivacy:
         it out; a training that does not fit into the rest of it comes on top.
 
         Args:
-            epochs, steps: number of epochs, or of steps; exactly one of them.
+            epochs, steps: Number of epochs, or of steps; exactly one of them.
 
         Example:
             >>> import keras, numpy as np, tfdp
@@ -352,10 +353,10 @@ class ModelPrivacy:
         """Writes the released weights to a `.keras` file that loads in plain Keras: `tfdp.export`.
 
         Args:
-            path: a file name that ends in `.keras`.
+            path: A file name that ends in `.keras`.
 
         Raises:
-            ValueError: as in `tfdp.export`.
+            ValueError: As in `tfdp.export`.
         """
         export(self._model, path)
 

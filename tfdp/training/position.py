@@ -8,12 +8,12 @@ class Position:
     """The position of the next step of a training.
 
     Attributes:
-        epoch: index of the epoch, as Keras counts.
-        step: number of steps of this epoch that were taken.
-        taken: number of lots since the data began, in all epochs.
-        until: index of the epoch before which the training ends, the largest in all processes.
-        order: secret order of shuffled lots, in hexadecimal digits, or None.
-        longest: number of steps of the longest epoch that ended with its data; None before one did.
+        epoch: Index of the epoch, as Keras counts.
+        step: Number of steps of this epoch that were taken.
+        taken: Number of lots since the data began, in all epochs.
+        until: Index of the epoch before which the training ends, the largest in all processes.
+        order: Secret order of shuffled lots, in hexadecimal digits, or None.
+        longest: Number of steps of the longest epoch that ended with its data; None before one did.
     """
 
     epoch: int = 0

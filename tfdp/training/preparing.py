@@ -64,8 +64,8 @@ def prepared_validation(model, data):
     """Returns the argument `validation_data` of `fit` as Keras and the layers of `model` take it.
 
     Raises:
-        ValueError: arrays do not fit together or hold numbers that are not finite. Keras would notice
-            after the first epoch, when all planned steps are counted.
+        ValueError: If arrays do not fit together or hold numbers that are not finite. Keras would
+            notice after the first epoch, when all planned steps are counted.
     """
     if isinstance(data, tf.data.Dataset) or is_source(data):
         return prepared(model, data)[0]

@@ -88,11 +88,13 @@ class PrivateTraining(SavedWithLedger):
         sampling; no batch may be larger than the first.
 
         Args:
-            x, y, sample_weight: arrays, a source, `Lots` or batches. Weights have to be at least 0.
-            batch_size: nominal lot size of arrays and sources; None takes 32.
-            epochs, initial_epoch, steps_per_epoch: all planned steps count, whatever ends the training.
-            class_weight: has to be chosen without the private labels.
-            validation_data, validation_split: held-out examples, which the guarantee does not protect.
+            x, y, sample_weight: Arrays, a source, `Lots` or batches. Weights have to be at least 0.
+            batch_size: Nominal lot size of arrays and sources; None takes 32.
+            epochs, initial_epoch, steps_per_epoch: All planned steps count, whatever ends the
+                training.
+            class_weight: Has to be chosen without the private labels.
+            validation_data, validation_split: held-out examples, which the guarantee does not
+                protect.
         """
         _check_numbers_of_validation(validation_steps, validation_batch_size, validation_freq)
         feed = self._feed(

@@ -36,26 +36,27 @@ def fix(
     not depend on the private data.
 
     Args:
-        model: a built model of any class; of a stock class (Sequential or functional) with public
+        model: A built model of any class; of a stock class (Sequential or functional) with public
             data. Layers at any depth are replaced. Other models that share them change with it.
-        public_data: array [M, ...] of examples like the model's inputs (or a structure of arrays, one
-            for each input), disjoint from the private data and chosen without looking at them.
+        public_data: Array [M, ...] of examples like the model's inputs (or a structure of arrays,
+            one for each input), disjoint from the private data and chosen without looking at them.
         statistics: "example" or "batch"; see `PublicExamples`.
-        num_groups: the most groups of a GroupNormalization; None takes 32. Each layer gets the largest
-            number of groups up to this that divides its channels.
+        num_groups: The most groups of a GroupNormalization; None takes 32. Each layer gets the
+            largest number of groups up to this that divides its channels.
         normalization: "group"; or "instance", with one group for each channel. A layer whose inputs
             have no positions [rows, channels] gets a single group, where one for each channel would
             make everything zero.
 
     Returns:
-        `model` itself, uncompiled if a layer was replaced; with public data, a new model of its name.
+        `model` itself, uncompiled if a layer was replaced; with public data, a new model of its
+        name.
 
-        Where a class makes its BatchNormalization layers itself, only files of a private model load as
-        they were saved; see docs/unsupported.md.
+        Where a class makes its BatchNormalization layers itself, only files of a private model load
+        as they were saved; see docs/unsupported.md.
 
     Raises:
-        ValueError: an argument is invalid or has no effect, the model is not built, or its class would
-            be lost with public data.
+        ValueError: If an argument is invalid or has no effect, the model is not built, or its class
+            would be lost with public data.
 
     Example:
         >>> import keras, tfdp

@@ -77,8 +77,8 @@ def distributed(strategy, dataset_of) -> tf.distribute.DistributedDataset:
     """Returns the dataset from which each replica reads its own shares.
 
     Args:
-        strategy: a strategy with several replicas.
-        dataset_of: maps `Shares` to the dataset of these shares, one after the other.
+        strategy: A strategy with several replicas.
+        dataset_of: Maps `Shares` to the dataset of these shares, one after the other.
     """
 
     def of_machine(context):
@@ -127,8 +127,8 @@ def first_place(sample_weight: tf.Tensor, sharded: bool) -> int | tf.Tensor:
     """The place of this replica's first row in the whole lot.
 
     Args:
-        sample_weight: that of this replica's rows.
-        sharded: whether machines draw from shards, so that shares have different numbers of rows.
+        sample_weight: That of this replica's rows.
+        sharded: Whether machines draw from shards, so that shares have different numbers of rows.
     """
     if tf.distribute.get_replica_context().num_replicas_in_sync == 1:
         return 0
@@ -167,8 +167,8 @@ def whole_lot(share: BoundedSum, sharded: bool) -> BoundedSum:
     Norms, and what is counted of them, are those of all rows; losses and outputs stay the replica's.
 
     Args:
-        share: the bounded sum of this replica's rows.
-        sharded: as in `first_place`.
+        share: The bounded sum of this replica's rows.
+        sharded: As in `first_place`.
     """
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync == 1:

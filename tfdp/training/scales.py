@@ -43,9 +43,9 @@ def warn_of_scales(model, feed: Feed, class_weight: Mapping | None) -> None:
     """Warns of class weights and bytes that lead to clipped gradients, and of equal views.
 
     Args:
-        model: a built model.
-        feed: the data of the training.
-        class_weight: as in `fit`.
+        model: A built model.
+        feed: The data of the training.
+        class_weight: As in `fit`.
     """
     largest = max((class_weight or {}).values(), default=0)
     if largest >= _LARGE_CLASS_WEIGHT:

@@ -31,11 +31,11 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
     """Takes one step and returns the logs of Keras' `train_step`.
 
     Args:
-        model: a compiled private model.
-        session: the session that the step is accounted under.
-        data: a lot: x, (x, y) or (x, y, sample_weight); examples of weight zero are absent.
-        engine: the name of an engine.
-        diagnostics: collects figures about the bound and the noise (`diagnostics.Diagnostics`).
+        model: A compiled private model.
+        session: The session that the step is accounted under.
+        data: A lot: x, (x, y) or (x, y, sample_weight); examples of weight zero are absent.
+        engine: The name of an engine.
+        diagnostics: Collects figures about the bound and the noise (`diagnostics.Diagnostics`).
     """
     optimizer, run, contribution = model.optimizer, session.run, session.run.contribution
     x, y, sample_weight = _unpacked(data)

@@ -39,9 +39,9 @@ class Training:
     The entry is opened with the first step, since callbacks may load weights before.
 
     Attributes:
-        model: a private model that is compiled and built.
-        feed: the data, and how the steps draw from them.
-        position: the position of the next step.
+        model: A private model that is compiled and built.
+        feed: The data, and how the steps draw from them.
+        position: The position of the next step.
     """
 
     def __init__(

@@ -132,11 +132,11 @@ def parse(argv: Sequence[str], doc: str | None = None) -> Flags:
     """Returns the flags of a command line; a dash inside the name of a flag is an underscore.
 
     Args:
-      argv: The command line, without the name of the program.
-      doc: The text above the flags that --help prints.
+        argv: The command line, without the name of the program.
+        doc: The text above the flags that --help prints.
 
     Raises:
-      ValueError: If a flag is unknown, or its value is not allowed.
+        ValueError: If a flag is unknown, or its value is not allowed.
     """
     values = absl_flags.FlagValues()
     _settings.define(SETTINGS, values)
@@ -162,7 +162,7 @@ def table_of(flags: Flags) -> tuple[str, list[int | float]] | None:
     """Returns the name of the flag that --table varies, and its values; None without --table.
 
     Raises:
-      ValueError: If --table is not understood, or the flag is set as well.
+        ValueError: If --table is not understood, or the flag is set as well.
     """
     if flags.table is None:
         return None

@@ -97,7 +97,7 @@ def plan(flags: Flags) -> Plan:
     """Describes the run of complete flags.
 
     Raises:
-      ValueError: If a value is invalid, or conflicts with another one.
+        ValueError: If a value is invalid, or conflicts with another one.
     """
     kind = mechanism_class(flags.mechanism)
     names = field_names(kind)

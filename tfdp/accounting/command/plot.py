@@ -14,7 +14,8 @@ def check(path: str) -> Path:
     """Returns the file to write.
 
     Raises:
-      ValueError: If the file cannot be a plot, its folder does not exist, or matplotlib is missing.
+        ValueError: If the file cannot be a plot, its folder does not exist, or matplotlib is
+            missing.
     """
     file = Path(path)
     if file.suffix.lower() not in (".png", ".pdf", ".svg"):

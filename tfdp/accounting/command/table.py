@@ -36,7 +36,7 @@ def make(flags: Flags, name: str, values: Sequence[int | float]) -> Table:
     """Computes the rows, after all of them have been planned.
 
     Raises:
-      ValueError: If the flags are invalid with one of the values, which the message names.
+        ValueError: If the flags are invalid with one of the values, which the message names.
     """
     check_complete(flags, name)
     rows = []

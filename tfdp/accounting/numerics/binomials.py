@@ -10,8 +10,8 @@ def binomial(number: int, chance: float, tail: float) -> tuple[np.ndarray, float
     """Probabilities of the numbers of successes in `number` independent trials.
 
     Returns:
-      (probabilities of 0..k_max successes, probability of more); k_max is the first number beyond which
-      at most `tail` is left.
+        (probabilities of 0..k_max successes, probability of more); k_max is the first number beyond
+        which at most `tail` is left.
     """
     if chance >= 1:
         return np.concatenate([np.zeros(number), [1.0]]), 0.0

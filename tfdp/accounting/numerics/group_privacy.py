@@ -36,7 +36,7 @@ def epsilon_of(
     """Epsilon of two or more `changes`, each with these `losses`.
 
     Returns:
-      The epsilon at `delta`; None if it is not below `below`.
+        The epsilon at `delta`; None if it is not below `below`.
     """
     target = math.log(delta)
 

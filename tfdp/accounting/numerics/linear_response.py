@@ -42,11 +42,11 @@ class Dynamics:
     """Per-step coefficients of the recursion, as arrays of length T: the matrix W of SI-DPSGD.
 
     Attributes:
-      lr: Learning rates lr_t of the means.
-      beta: Momentum coefficients beta_t.
-      row_weight: (z / z_t)^2 / lr_t^2; 0 for a row without noise.
-      nesterov: Whether the momentum is Nesterov's.
-      bare_step: First step without noise whose mean has moved from its initial value, or None.
+        lr: Learning rates lr_t of the means.
+        beta: Momentum coefficients beta_t.
+        row_weight: (z / z_t)^2 / lr_t^2; 0 for a row without noise.
+        nesterov: Whether the momentum is Nesterov's.
+        bare_step: First step without noise whose mean has moved from its initial value, or None.
     """
 
     lr: np.ndarray

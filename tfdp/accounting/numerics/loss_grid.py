@@ -52,12 +52,12 @@ class Grid:
     """Distribution of the privacy loss of P from Q under P, on multiples of an interval.
 
     Attributes:
-      interval: Distance of neighbouring losses.
-      lowest: The first loss over `interval`, a whole number.
-      chances: Probabilities of the losses lowest * interval, (lowest + 1) * interval, ...
-      infinite: Probability of an infinite loss.
-      log_error, order: At each epsilon, the chances understate delta by at most
-        exp(log_error - order * epsilon).
+        interval: Distance of neighbouring losses.
+        lowest: The first loss over `interval`, a whole number.
+        chances: Probabilities of the losses lowest * interval, (lowest + 1) * interval, ...
+        infinite: Probability of an infinite loss.
+        log_error, order: At each epsilon, the chances understate delta by at most exp(log_error -
+            order * epsilon).
     """
 
     interval: float

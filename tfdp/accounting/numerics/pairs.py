@@ -73,12 +73,14 @@ class Component:
     """One dominating pair, a part of a public mixture.
 
     Attributes:
-      weight: Probability of this component in the mixture; which one applies is treated as public.
-      probability: Sampling probability in (0, 1]; for random allocation 1 over the number of lots.
-      multiplier: Standard deviation of the noise over the sensitivity.
-      pair: One of `PAIRS`.
-      draws: Chances of 0, 1, 2, ... draws, where there may be more than one; else empty.
-      shifts: The shifts of "shifted_noise".
+        weight: Probability of this component in the mixture; which one applies is treated as
+            public.
+        probability: Sampling probability in (0, 1]; for random allocation 1 over the number of
+            lots.
+        multiplier: Standard deviation of the noise over the sensitivity.
+        pair: One of `PAIRS`.
+        draws: Chances of 0, 1, 2, ... draws, where there may be more than one; else empty.
+        shifts: The shifts of "shifted_noise".
     """
 
     weight: float

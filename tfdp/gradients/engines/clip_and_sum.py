@@ -29,13 +29,13 @@ def clip_and_sum(
     """Removes rows that are absent or not finite, bounds the other gradients and sums them.
 
     Args:
-        gradients: for each variable a `factors.PerExampleGradient` of the weighted losses, or None
+        gradients: For each variable a `factors.PerExampleGradient` of the weighted losses, or None
             where it is zero.
-        variables: the trainable variables, in the same order.
-        bound: the limit of one example's influence.
+        variables: The trainable variables, in the same order.
+        bound: The limit of one example's influence.
         sample_weight: float32 [rows]; rows of weight zero are absent.
-        microbatch_size, views: as in `contract.Engine`.
-        losses, output_losses, outputs, state: become fields of the result; see `BoundedSum`.
+        microbatch_size, views: As in `contract.Engine`.
+        losses, output_losses, outputs, state: Become fields of the result; see `BoundedSum`.
     """
     averaged = microbatch_size * views
     present = tf.not_equal(sample_weight, 0.0)
@@ -87,10 +87,10 @@ class _Part:
     """The gradients of one variable, or the concatenated ones of several small variables.
 
     Attributes:
-        gradient: the gradients of all its variables.
-        layer: number of their layer in the bound.
-        places: the indices of its variables.
-        own: the gradients of each of several variables.
+        gradient: The gradients of all its variables.
+        layer: Number of their layer in the bound.
+        places: The indices of its variables.
+        own: The gradients of each of several variables.
     """
 
     gradient: PerExampleGradient
@@ -148,9 +148,9 @@ def _kept(parts, keep, unless=False):
     """Sets rows to zero where `keep` (bool [rows]) is False.
 
     Args:
-        parts: as from `_parts`.
-        keep: bool [rows].
-        unless: if True, nothing is done; a bool, or a scalar tensor.
+        parts: As from `_parts`.
+        keep: Bool [rows].
+        unless: If True, nothing is done; a bool, or a scalar tensor.
     """
     gradients = [part.gradient for part in parts]
     found = (
@@ -165,11 +165,11 @@ def _sums(parts, variables, bound, square_norms, present, averaged):
     """Bounds the gradients of rows, or the means of several, and sums them.
 
     Args:
-        parts: from `_parts`; all gradients are finite.
-        variables, bound: as in `clip_and_sum`.
+        parts: From `_parts`; all gradients are finite.
+        variables, bound: As in `clip_and_sum`.
         square_norms: float32 [rows, layers].
-        present: bool [rows]: which of them count.
-        averaged: the number of original rows whose sum each row is; their mean is bounded.
+        present: Bool [rows]: which of them count.
+        averaged: The number of original rows whose sum each row is; their mean is bounded.
 
     Returns:
         (sums, norms, clipped), as in `BoundedSum`.

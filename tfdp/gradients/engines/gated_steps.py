@@ -16,7 +16,7 @@ def gated_step(cell, values: dict, sequences, training):
     """Returns an `LSTMStep` or a `GRUStep`, or None if the cell is not a standard one.
 
     Args:
-        cell, values, sequences, training: as `TracedStep` takes them.
+        cell, values, sequences, training: As `TracedStep` takes them.
     """
     if type(cell) not in (keras.layers.LSTMCell, keras.layers.GRUCell):
         return None

@@ -39,16 +39,16 @@ def per_example_gradients(
     """Returns the per-example gradients of the weighted loss.
 
     Args:
-        forward, x, y, sample_weight, first: as in `contract.Engine`.
-        factors: whether gradients stay factors where possible.
+        forward, x, y, sample_weight, first: As in `contract.Engine`.
+        factors: Whether gradients stay factors where possible.
 
     Returns:
         (gradients, losses, output_losses, outputs, state): gradients is a list with a
-        `PerExampleGradient` for each variable, or None where it is not used; the others are as
-        in `row_pass.over_rows`.
+        `PerExampleGradient` for each variable, or None where it is not used; the others are as in
+        `row_pass.over_rows`.
 
     Raises:
-        NotImplementedError: TensorFlow cannot vectorize an operation of the model.
+        NotImplementedError: If TensorFlow cannot vectorize an operation of the model.
     """
     values = [tf.convert_to_tensor(v) for v in forward.variables]
     public = public_moments(forward, values, forward.state()) if factors else []
@@ -149,8 +149,8 @@ def bounded_sum(
     """Computes the bounded sum of a chunk; see `contract.Engine`.
 
     Args:
-        forward, bound, x, y, sample_weight, first, microbatch_size, views: as in `contract.Engine`.
-        factors: as in `per_example_gradients`.
+        forward, bound, x, y, sample_weight, first, microbatch_size, views: As in `contract.Engine`.
+        factors: As in `per_example_gradients`.
     """
     gradients_of = functools.partial(per_example_gradients, factors=factors)
     given = (forward, bound, x, y, sample_weight, first, microbatch_size, views)

@@ -31,7 +31,7 @@ def layers_at_once(model, values: dict):
     """Context in which tables and recurrent loops of a model run once for the rows of all examples.
 
     Args:
-        model: a Keras model.
+        model: A Keras model.
         values: {id of variable: tensor}: the trainable variables' values in the pass that follows.
     """
     with contextlib.ExitStack() as stack:

@@ -99,18 +99,19 @@ def _row_losses(forward, scope, x, y, y_pred, sample_weight):
     """Returns the loss of each row as a batch of one.
 
     Args:
-        forward: the `Forward` whose `outputs` returned `scope` and `y_pred`.
-        scope, y_pred: the scope and the outputs for all rows.
-        x, y: inputs and targets, structures of tensors [rows, ...]; the targets may be
+        forward: The `Forward` whose `outputs` returned `scope` and `y_pred`.
+        scope, y_pred: The scope and the outputs for all rows.
+        x, y: Inputs and targets, structures of tensors [rows, ...]; the targets may be
             `WeightedTargets`.
         sample_weight: float32 [rows].
 
     Returns:
-        (losses, output_losses, gradients): losses is float32 [rows], unweighted; output_losses is as in
-        `BoundedSum`; gradients are those of the weighted losses with respect to the leaves of `y_pred`.
+        (losses, output_losses, gradients): losses is float32 [rows], unweighted; output_losses is
+        as in `BoundedSum`; gradients are those of the weighted losses with respect to the leaves of
+        `y_pred`.
 
     Raises:
-        NotImplementedError: TensorFlow cannot vectorize the loss.
+        NotImplementedError: If TensorFlow cannot vectorize the loss.
     """
 
     # The vectorized function computes the gradients, too. If it were differentiated from outside, XLA

@@ -28,13 +28,14 @@ def public_moments(forward, values: list, state: list) -> list:
     """Runs the public examples of all layers of a model.
 
     Args:
-        forward: the model's `Forward`.
-        values: the trainable variables' values.
-        state: as `Forward.state` returns it.
+        forward: The model's `Forward`.
+        values: The trainable variables' values.
+        state: As `Forward.state` returns it.
 
     Returns:
-        List of (layer, its `PublicMoments`, for each of them {number of a variable: derivatives}), for
-        `known_moments`. Derivatives are float32 [2, *shape of the variable]: of mean and variance.
+        List of (layer, its `PublicMoments`, for each of them {number of a variable: derivatives}),
+        for `known_moments`. Derivatives are float32 [2, *shape of the variable]: of mean and
+        variance.
     """
     found = []
     for layer in public_layers(forward.model):
@@ -109,8 +110,8 @@ def known_moments(found: list, variables: list, reads: list):
     """Context of a row's pass, in which layers use the moments from `public_moments`.
 
     Args:
-        found: the result of `public_moments`.
-        variables, reads: the trainable variables, and their values as the pass reads them.
+        found: The result of `public_moments`.
+        variables, reads: The trainable variables, and their values as the pass reads them.
     """
 
     def copies(layer, moments, derivatives):

@@ -37,7 +37,7 @@ def inner_loop_for(layer, values: dict):
     """Returns an `inner_loop` for a recurrent layer that can be vectorized over rows.
 
     Args:
-        layer: a `keras.layers.RNN`.
+        layer: A `keras.layers.RNN`.
         values: {id of variable: tensor}: the trainable variables' values in the pass that follows.
     """
     return _looped(layer, values) if _is_known(layer) else _unrolled(layer)
@@ -136,8 +136,8 @@ class _Loop:
     Its arguments and results have axes [rows, steps, ...].
 
     Args:
-        step: a `TracedStep`, or one of `gated_steps`.
-        mask: bool [rows, steps], or None: where it is False, states stay as they are.
+        step: A `TracedStep`, or one of `gated_steps`.
+        mask: Bool [rows, steps], or None: where it is False, states stay as they are.
     """
 
     def __init__(self, step, mask):
@@ -175,8 +175,8 @@ class _Loop:
         """Declares the uses of the weights in the steps.
 
         Returns:
-            Tensors [rows, steps, ...] that nothing depends on. As their gradients, `_backward` returns
-            the factors from all steps.
+            Tensors [rows, steps, ...] that nothing depends on. As their gradients, `_backward`
+            returns the factors from all steps.
         """
         pattern = self._step.prepared[0]
         begin, known = tf.shape(pattern)[:2], [*pattern.shape[:2]]

@@ -27,15 +27,15 @@ class RecurrentStep(abc.ABC):
     """One step of a recurrent layer, as `recurrent_loops` takes it.
 
     Attributes:
-        prepared: tensors [rows, steps, ...] of the pass, which depend on the inputs only.
-        same: tensors [rows, ...] that all steps share: dropout masks.
-        shared: the values of the cell's weights.
-        shown: which of the states is the output.
-        kept: a `tf.TensorSpec` for each tensor that `forward` keeps.
-        uses: list of (value of a weight, sources, saved tensors, gradient), as in `Use`. Sources and
-            saved tensors are some of `outside`, or `tf.TensorSpec`s that stand for the factors that
-            `backward` returns, each once, in their order.
-        outside: tensors [rows, steps, ...] of the pass.
+        prepared: Tensors [rows, steps, ...] of the pass, which depend on the inputs only.
+        same: Tensors [rows, ...] that all steps share: dropout masks.
+        shared: The values of the cell's weights.
+        shown: Which of the states is the output.
+        kept: A `tf.TensorSpec` for each tensor that `forward` keeps.
+        uses: List of (value of a weight, sources, saved tensors, gradient), as in `Use`. Sources
+            and saved tensors are some of `outside`, or `tf.TensorSpec`s that stand for the factors
+            that `backward` returns, each once, in their order.
+        outside: Tensors [rows, steps, ...] of the pass.
     """
 
     same = kept = outside = ()
@@ -50,9 +50,9 @@ class RecurrentStep(abc.ABC):
         """Computes one step.
 
         Args:
-            now: the tensors of `prepared` at this step, [rows, ...].
+            now: The tensors of `prepared` at this step, [rows, ...].
             same, states: [rows, ...].
-            fixed: the result of the method `fixed`.
+            fixed: The result of the method `fixed`.
 
         Returns:
             (new states, tensors to keep).
@@ -63,9 +63,9 @@ class RecurrentStep(abc.ABC):
         """Computes the gradients of one step.
 
         Args:
-            now, same, states, fixed: as in `forward`.
-            kept: the tensors that `forward` kept.
-            d_new: the gradients at the new states.
+            now, same, states, fixed: As in `forward`.
+            kept: The tensors that `forward` kept.
+            d_new: The gradients at the new states.
 
         Returns:
             (gradients at `now`, gradients at `states`, factors).
@@ -76,14 +76,14 @@ class TracedStep(RecurrentStep):
     """A step that is taken from the graph of a cell.
 
     Args:
-        cell: a cell that uses nothing but its inputs, states, weights and dropout masks.
+        cell: A cell that uses nothing but its inputs, states, weights and dropout masks.
         values: {id of variable: tensor}: the trainable variables' values in the pass.
         sequences: [rows, steps, ...].
-        states: a structure of tensors [rows, ...]: the states before the first step.
-        training: as the cell takes it.
+        states: A structure of tensors [rows, ...]: the states before the first step.
+        training: As the cell takes it.
 
     Raises:
-        CannotSplitStep, NotReplayable: the step cannot be split.
+        CannotSplitStep, NotReplayable: If the step cannot be split.
     """
 
     def __init__(self, cell, values, sequences, states, training):

@@ -21,10 +21,10 @@ def over_rows(
     """Runs each row alone and stacks the results of all rows.
 
     Args:
-        forward, x, y, sample_weight, first: as in `contract.Engine`.
-        run: maps (state, x, y, weight) of one row, a batch of one, to (results, loss, scope, y_pred,
-            new_state).
-        vectorized: whether all rows run at once (`tf.vectorized_map`), or one at a time.
+        forward, x, y, sample_weight, first: As in `contract.Engine`.
+        run: Maps (state, x, y, weight) of one row, a batch of one, to (results, loss, scope,
+            y_pred, new_state).
+        vectorized: Whether all rows run at once (`tf.vectorized_map`), or one at a time.
 
     Returns:
         (results, losses, output_losses, outputs, state): losses is float32 [rows], unweighted;
@@ -76,7 +76,7 @@ def bounded_sum(
 
     Args:
         gradients_of: `per_example_gradients` of an engine.
-        forward, bound, x, y, sample_weight, first, microbatch_size, views: as in `contract.Engine`.
+        forward, bound, x, y, sample_weight, first, microbatch_size, views: As in `contract.Engine`.
     """
     gradients, losses, output_losses, outputs, state = gradients_of(
         forward, x, y, sample_weight, first
