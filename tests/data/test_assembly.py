@@ -208,7 +208,7 @@ class TestPeople:
         for ids, per_person, message in (
             (IDS[:7], 1, "7 privacy_ids for 8"),
             (IDS, None, "examples_per_person is missing"),
-            ("person", 1, "read the column"),
+            ("person", 1, "the text 'person'"),
             (IDS, 0, "examples_per_person"),
             (np.zeros(8), 1, "integer or text"),
             (np.array([2, np.nan, 1, np.nan, 2, 1, 3, 2], object), 1, "row 1 is nan"),

@@ -1,10 +1,13 @@
-"""Data for private training: datasets, sources of rows, and lots.
+"""Data for private training: ready-made data sets, sources of examples, and lots.
 
-`load` returns a dataset as plain arrays, scaled by public constants only. `make_lots`
-draws *lots*, the logical batches of private training, from arrays or any other source of rows, and
-records the sampling scheme that the accounting has to analyse.
+* `load` returns a data set by its name, as arrays that were scaled by public constants only.
+* `as_source` and `from_csv`, `from_parquet`, `images_from_directory` and `texts_from_directory` read
+  your own data.
+* `make_lots` draws *lots*, the logical batches of private training, from arrays or a source. It records
+  the sampling scheme, which the accounting needs.
 
-Names are imported on first use, so that listing the datasets does not import TensorFlow.
+`fit` of a private model makes lots itself from arrays and sources. Call `make_lots` to choose the
+sampling in detail, or to augment examples.
 
 Example:
     >>> import tfdp

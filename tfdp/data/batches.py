@@ -19,14 +19,18 @@ _SHORT = 1  # how far NumPy searches for memory that is shared
 
 
 class SourceBatches(keras.utils.PyDataset):
-    """A Keras `PyDataset` of the rows of a source in order.
+    """Batches of a source in order, as a `keras.utils.PyDataset`, to evaluate or predict with.
+
+    `evaluate` and `predict` of a private model make these batches themselves from a source, so the
+    class is needed for other models only. It is not for training: pass the source itself to `fit`, or
+    lots.
 
     Args:
-        source: The source.
-        batch_size: Number of rows in a batch; the last one may have fewer.
+        source: A `Source`, or data for `as_source`.
+        batch_size: Number of examples in a batch. The last batch may have fewer. 32 by default.
 
     Attributes:
-        source: The source.
+        source: The source of the batches.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -65,22 +69,24 @@ def to_evaluate(data: Any, batch_size: int | None, y: Any = None) -> Any:
     """Prepares data for Keras' `evaluate`: sources as batches in order, texts as tensors.
 
     Args:
-        data: An argument of `evaluate`, `predict` or `fit`.
-        batch_size: Number of rows in a batch; None takes 32.
-        y: The targets; None with a source, which includes them.
+        data: The first argument of `evaluate` or `predict`, or `validation_data` of `fit`.
+        batch_size: Number of rows in a batch. None means 32.
+        y: The targets. None with a source, which includes them.
 
     Raises:
         ValueError: If the data are lots, which never end, or `y` is passed with a source.
     """
     if isinstance(data, Lots) or hasattr(data, "tfdp_lots"):
         raise ValueError(
-            "Lots are random and endless, for training only. Evaluate the data that they are drawn "
+            "Lots are random and endless, for training only. Evaluate on the data that they are drawn "
             "from: arrays, a source such as lots.source, or source.map(f) if you used lots.map(f)."
         )
     if not is_source(data):
         return texts_as_tensors(data)
     if y is not None:
-        raise ValueError("A source includes its targets and cannot be combined with y. Remove y.")
+        raise ValueError(
+            "y cannot be combined with a source, which includes its targets. Remove y."
+        )
     return SourceBatches(data, batch_size or 32)
 
 
@@ -89,8 +95,12 @@ def split_last(source: Source, share: float, batch_size: int | None) -> tuple[So
 
     Args:
         source: The source.
-        share: Share of the rows to split off, in (0, 1).
-        batch_size: Number of rows in a batch of validation data that are not in memory.
+        share: Fraction of the rows to split off, in (0, 1).
+        batch_size: Number of rows in a validation batch, if the data are not in memory. None means
+            32.
+
+    Returns:
+        The remaining source, and the validation data for Keras' `evaluate`.
 
     Raises:
         ValueError: If one side would be empty.
@@ -109,7 +119,7 @@ def split_last(source: Source, share: float, batch_size: int | None) -> tuple[So
 
 
 def have_common_rows(one: Source, other: Source) -> bool:
-    """Whether two sources are known to have rows in common: of one source, or in the same memory."""
+    """Whether two sources are known to share rows: parts of one source, or arrays in shared memory."""
     (a, ours), (b, theirs) = (
         s.whole() if isinstance(s, Part) else (s, range(len(s))) for s in (one, other)
     )

@@ -1,7 +1,7 @@
-"""Python calls from the threads of `tf.data`: keeps their exceptions, and lets the process exit.
+"""Runs Python functions in the threads of `tf.data`, keeps their exceptions, and lets the process exit.
 
-TensorFlow converts an exception to text, so the original is kept for the reader of the data. A thread
-that calls Python after the interpreter has shut down never returns, and TensorFlow waits for it. So the
+TensorFlow converts an exception to text, so the original is kept for the caller. A thread that calls
+Python after the interpreter has shut down never returns, and TensorFlow waits for it. Therefore the
 process waits for running calls before it exits, and rejects later ones.
 """
 

@@ -40,19 +40,21 @@ def computed(
     in_memory: bool,
     together: int,
 ) -> tf.data.Dataset:
-    """Returns the packed arrays that `function(stream, numbers, words)` returns, without end.
+    """Returns an infinite dataset of the elements that `function(stream, numbers, words)` computes.
 
     Args:
-        function: Returns the lengths of elements and their arrays, one element after the other;
-            `stream` is the number of the iterator, and `numbers` are those of the elements.
+        function: Computes several elements. `stream` is the number of the iterator, and `numbers` are
+            those of the elements. Returns the lengths of the elements, and each array with the rows of
+            all elements concatenated.
         specs: The `tf.TensorSpec` of each array.
         pack: Maps the arrays to an element of the dataset.
-        words: Give each iterator its stream.
-        calls: Makes the calls, and keeps their exceptions.
+        words: The random words, which give each iterator its stream.
+        calls: Runs the function and keeps its exceptions.
         first: Number of the first element.
-        lot_size: For the warning about slow reading.
-        in_memory: Whether the rows are in memory, so that a slow lot has other reasons.
-        together: Number of elements that a call computes.
+        lot_size: Nominal size of a lot, for the warning about slow reading.
+        in_memory: Whether the rows are in memory. Slow reading then has other causes, and no warning
+            is logged.
+        together: Number of elements that one call computes.
     """
     quiet = [in_memory]
 

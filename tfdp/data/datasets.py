@@ -1,7 +1,7 @@
-"""Loads datasets by name, as arrays scaled by public constants.
+"""Loads data sets by name, as arrays that were scaled by public constants.
 
-Nothing here depends on statistics of the private data: a mean or a variance taken from it would be
-a release that the accounting does not include.
+No preprocessing uses statistics of the private data: a mean or a variance of it would be a release that
+the accounting does not include.
 """
 
 import dataclasses
@@ -17,20 +17,21 @@ from tfdp.data.spec import Spec, described, listed_names
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """A dataset, ready to train on.
+    """The training and test arrays of a data set, as `load` returns them.
 
     Attributes:
-        name: The name under which the dataset was loaded.
-        x_train: Training inputs; images are float32 NHWC in [-1, 1], texts an array of `str`, rows
-            of characters int32 byte values.
-        y_train: Training labels, int32, shape (examples,); (examples, tokens) for language models.
+        name: The name by which the data set was loaded.
+        x_train: Training inputs. Images are float32 of shape (examples, height, width, channels) in
+            [-1, 1]. Texts are an array of `str`. Rows of characters are int32 byte values.
+        y_train: Training labels, int32 of shape (examples,), or (examples, tokens) for language
+            models.
         x_test: Test inputs, like `x_train`.
         y_test: Test labels, like `y_train`.
         num_classes: Number of classes.
-        input_shape: Shape of one example; () for texts.
-        source: Where the data comes from.
-        preprocessing: One sentence that describes the preprocessing.
-        encoder: For a table, the Keras model that maps its columns to the inputs; else None.
+        input_shape: Shape of the input of one example. () for texts.
+        source: Where the data come from, as a text for reports.
+        preprocessing: One sentence that describes the preprocessing, for reports.
+        encoder: For a table, the Keras model that maps its columns to the inputs. None for other data.
 
     Example:
         >>> import tfdp
@@ -103,9 +104,9 @@ DATASETS: dict[str, Spec] = {
 
 
 def check_name(name: str) -> None:
-    """Raises ValueError if no dataset has the name.
+    """Raises ValueError if no data set has the name.
 
-    Names of configurations, after a slash, are not checked.
+    A configuration after a slash is not checked.
     """
     if name in DATASETS or name.partition("/")[0] in (listed := listed_names()):
         return
@@ -123,23 +124,27 @@ def load(
     train_split: str | None = None,
     test_split: str | None = None,
 ) -> Dataset:
-    """Loads a dataset, and downloads it first if this machine does not have it.
+    """Loads a data set by its name, and downloads it first if this machine does not have it.
+
+    Use it for tutorials and benchmarks. Pass your own data to `fit` as arrays, or make a source of them
+    with `as_source`.
 
     Args:
-        name: A key of `DATASETS`, or another name of `tensorflow_datasets`, with a class label and
-            an image or one text. "digits" needs neither files nor a network.
-        data_dir: Folder in which `tensorflow_datasets` keeps prepared data; by default the value of
+        name: A key of `DATASETS`, or the name of any data set of `tensorflow_datasets` that has a
+            class label and an image or one text. "digits" needs neither files nor a network.
+        data_dir: Folder in which `tensorflow_datasets` keeps prepared data. By default the value of
             the environment variable TFDS_DATA_DIR, and without that ~/tensorflow_datasets.
-        train_split, test_split: Splits or parts of splits instead of the usual ones, in the
-            notation of `tensorflow_datasets`: "train[:6000]", "test[80%:]".
+        train_split, test_split: Splits or parts of splits to use instead of the usual ones, in the
+            notation of `tensorflow_datasets`: "train[:6000]", "test[80%:]". They must not share
+            examples.
 
     Returns:
-        The `Dataset`.
+        A `Dataset` of arrays in memory.
 
     Raises:
         ValueError: If the name is unknown, the splits share examples, or this kind of data is not
             supported.
-        DataUnavailable: If the data (or one of its splits) is not prepared and cannot be
+        DataUnavailable: If the data or one of the splits is not on this machine and cannot be
             downloaded.
 
     Example:
@@ -176,21 +181,24 @@ def load(
 
 
 def load_split(name: str, split: str, data_dir: str | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Loads one split of a dataset, even if its other splits are not available.
+    """Loads one split of a data set, even if its other splits are not available.
+
+    Use it to evaluate a trained model on test data without loading the training data.
 
     Args:
-        name: As in `load`.
-        split: "train", "test" or another split that the dataset has, or a part of one as in
-            `tensorflow_datasets` ("test[:1000]"). For rows of characters, "train" and "test" are
-            the parts that `load` uses.
-        data_dir: See `load`.
+        name: Name of the data set, as for `load`.
+        split: "train", "test" or another split that the data set has, or a part of one in the
+            notation of `tensorflow_datasets` ("test[:1000]"). For data sets of characters, "train"
+            and "test" are the parts that `load` uses.
+        data_dir: Folder of prepared data, as for `load`.
 
     Returns:
-        (inputs, int32 labels), as in `Dataset`.
+        The tuple (inputs, labels), both as in `Dataset`.
 
     Raises:
         ValueError: If the name is unknown.
-        DataUnavailable: If the split does not exist, or is not prepared and cannot be downloaded.
+        DataUnavailable: If the split does not exist, or is not on this machine and cannot be
+            downloaded.
 
     Example:
         >>> import tfdp
@@ -224,14 +232,14 @@ def _examples(builder, spec: Spec, split: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def cut_bytes(texts: list[bytes], length: int) -> np.ndarray:
-    """Cuts texts into rows of UTF-8 bytes, for a language model of characters.
+    """Cuts texts into rows of bytes, for a language model of characters.
 
-    Each text is cut separately and its remainder is dropped. So each row belongs to one text, and
-    adding, removing or changing a text leaves the rows of all others unchanged.
+    Each text is cut separately, and its remainder is dropped. Each row belongs to one text, so adding,
+    removing or changing a text leaves the rows of all other texts unchanged.
 
     Args:
-        texts: The texts.
-        length: Bytes per row, at least 1.
+        texts: Texts in UTF-8.
+        length: Number of bytes in a row, at least 1.
 
     Returns:
         int32 array of shape (number of rows, length) with values from 0 to 255.

@@ -1,4 +1,4 @@
-"""User-made batches with a declaration of how they are drawn."""
+"""A declaration about batches that users make themselves."""
 
 import dataclasses
 from typing import Any
@@ -6,14 +6,17 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class OncePerEpoch:
-    """Declares that your batches contain each example at most once per epoch.
+    """A declaration that your own batches contain each example at most once per epoch.
 
-    This is true of a pipeline that reads each example once, shuffles without replacement and does not
-    repeat; Keras restarts it in every epoch. Pass it to `fit` in place of the batches. An example then
-    counts once per epoch instead of once per step. tfdp cannot check this, so the privacy statement
-    lists it as an assumption. Sampling amplifies nothing; lots that tfdp draws have a smaller epsilon.
+    Wrap batches in it before you pass them to `fit`: an example then counts once per epoch instead of
+    once per step, which gives a smaller epsilon. The declaration is true of a pipeline that reads each
+    example once, shuffles without replacement and does not repeat. Keras restarts it in every epoch.
 
-    The number of batches must be known; an epoch with more or fewer raises an error.
+    tfdp cannot check the declaration, so the privacy statement lists it as an assumption. There is no
+    amplification by sampling. Lots that tfdp draws (`make_lots`, or arrays in `fit`) have a smaller
+    epsilon.
+
+    The number of batches must be known. An epoch with more or fewer batches raises an error.
 
     Attributes:
         batches: A `tf.data.Dataset` of batches, a `keras.utils.PyDataset`, or an iterable of

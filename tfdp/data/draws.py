@@ -1,8 +1,8 @@
 """Exact sampling from random words: binomial counts, distinct indices, orders and allocations.
 
-Formal guarantee: each distribution is exact up to a total variation distance of 2**-50. Counts
-compare 128 random bits with integer probabilities, indices accept or reject whole words, and orders
-compare 104 random bits where two indices tie.
+Formal guarantee: each distribution is exact up to a total variation distance of 2**-50. Counts are
+drawn by comparing 128 random bits with integer probabilities. Indices are drawn by accepting or
+rejecting whole words. Orders compare 104 random bits where two indices tie.
 """
 
 import bisect
@@ -44,9 +44,9 @@ class Binomial:
 
 
 def _weights(trials, a, b) -> tuple[int, list[int]]:
-    """The first count, and the unnormalized integer probabilities of all counts that matter.
+    """The smallest count that is kept, and the unnormalized integer probabilities from it on.
 
-    The most likely count has 2**256. Counts with less than 2**-156 of that are left out.
+    The most likely count has the weight 2**256. Counts with less than 2**-156 of that are left out.
     """
     mode = min(trials, (trials + 1) * a // b)
 
@@ -74,7 +74,7 @@ def distinct(bits: Bits, count: int, limit: int) -> np.ndarray:
     Returns:
         The set in increasing order, int64 of shape [count].
     """
-    if 2 * count > limit:  # draw those that are left out
+    if 2 * count > limit:  # drawing the complement is cheaper
         kept = np.ones(limit, bool)
         kept[distinct(bits, limit - count, limit)] = False
         return np.flatnonzero(kept)
@@ -88,8 +88,8 @@ def distinct(bits: Bits, count: int, limit: int) -> np.ndarray:
 def order(bits: Bits, count: int) -> np.ndarray:
     """Draws an order of the integers 0, ..., count - 1; every order is equally likely.
 
-    Sorts words of 40 random bits and the index; ties are broken by further words. Takes one sort and
-    the memory of the result.
+    Sorts words that consist of 40 random bits and the index, and breaks ties by further words. This
+    takes one sort and no more memory than the result.
 
     Args:
         count: At most `MOST_SHUFFLED`.

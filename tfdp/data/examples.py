@@ -1,4 +1,4 @@
-"""Examples and arrays of examples: stacking, dtypes in lots, threads, and errors that name a row."""
+"""Stacks examples to arrays, converts them to their dtype in lots, and names rows in errors."""
 
 import functools
 import operator
@@ -16,13 +16,14 @@ from tfdp.data.calls import check_running
 
 
 def stacked(examples: Sequence[tuple], indices: np.ndarray) -> tuple:
-    """Stacks structures of values; ValueError with a row's index if rows have different forms.
-
-    Numbers of several types become those that NumPy finds for all of them.
+    """Stacks examples to arrays. Numbers of several types become NumPy's common type.
 
     Args:
-        examples: At least one.
-        indices: Their row numbers in the source, for messages.
+        examples: At least one structure of values.
+        indices: Row numbers of the examples in the source, for messages.
+
+    Raises:
+        ValueError: If rows have different entries or shapes. The message names a row.
     """
     if (columns := columns_of(examples)) is not None:
         return columns
@@ -42,12 +43,7 @@ def stacked(examples: Sequence[tuple], indices: np.ndarray) -> tuple:
 
 
 def columns_of(examples: Sequence[tuple]) -> tuple | None:
-    """Stacks structures of values, all rows of an entry at a time.
-
-    Returns:
-        Columns whose rows are what each row would be by itself; None if rows differ in form or
-        type.
-    """
+    """Stacks examples to arrays, quickly. Returns None if rows differ in form or type."""
     try:
         return _columns(examples)
     except (TypeError, ValueError):
@@ -83,7 +79,7 @@ def _column(values: Sequence) -> np.ndarray:
 
 
 def _type(value):
-    """The type of a value, the same for types that are equal in lots."""
+    """The type of a value, where types that become equal in lots count as one."""
     if is_text(value):
         return str
     return float if value.dtype.kind == "f" else value.dtype
@@ -103,7 +99,7 @@ _NUMBERS = {bool, int, float, *(np.dtype(code).type for code in "?bhilBHILefd")}
 
 
 def _form(example):
-    """The kind and shape of each entry of an example, for errors."""
+    """The kind and shape of each entry of an example."""
     if isinstance(example, dict):
         return {name: _form(example[name]) for name in sorted(example)}
     if isinstance(example, tuple):
@@ -135,12 +131,12 @@ def spec_of(rows: tuple) -> tuple:
 
 
 def conformed(rows: tuple, spec: tuple, index: int) -> tuple:
-    """Checks rows against the first row of a source, and converts integers to its floats.
+    """Checks rows against the first row of a source, and converts integers where it has floats.
 
     Args:
         rows: Structures of arrays [rows, ...].
-        spec: The structures of the `tf.TensorSpec`s of the first row.
-        index: Number of one of the rows in the source, for messages.
+        spec: Structures of `tf.TensorSpec`, those of the first row.
+        index: Row number of one of the rows in the source, for messages.
 
     Raises:
         ValueError: If the rows have other entries, shapes or types than the first row.
@@ -205,7 +201,7 @@ def shape_of(value: Any) -> tuple:
 
 
 def values_of(example: Any) -> Any:
-    """Converts the leaves of an example to arrays, also lists of numbers; other lists become tuples."""
+    """Converts values and lists of numbers in an example to arrays, and other lists to tuples."""
     if isinstance(example, dict):
         return {name: values_of(value) for name, value in example.items()}
     if isinstance(example, tuple) or (isinstance(example, list) and is_several(example)):

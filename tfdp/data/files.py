@@ -1,7 +1,8 @@
 """Sources from files: directories of images or texts, and tables in CSV or Parquet.
 
-Directories are read as by Keras' `image_dataset_from_directory` and `text_dataset_from_directory`, but
-each file only when its row is drawn. Tables are read by pyarrow (`pip install tfdp[sources]`).
+Directories are read as by Keras' `image_dataset_from_directory` and `text_dataset_from_directory`,
+except that a file is read only when its row is drawn. pyarrow reads tables (`pip install
+tfdp[sources]`).
 """
 
 import importlib
@@ -24,10 +25,11 @@ class Files(Records):
     """A source with one row per file.
 
     Args:
-        paths: The files.
-        class_names: Names of the classes in the order of their labels, as in Keras; or None.
-        labels: The label of each file, or None.
-        value: Maps the path of a file, a tensor, to its contents.
+        paths: Paths of the files.
+        class_names: Names of the classes in the order of their labels, as in Keras. None without
+            classes.
+        labels: The label of each file. None without targets.
+        value: A TensorFlow function that maps the path of a file to its contents.
     """
 
     def __init__(self, paths: list, class_names: list | None, labels: Any, value: Callable):
@@ -36,10 +38,10 @@ class Files(Records):
 
 
 class _Contents:
-    """The contents of files by index, with their labels.
+    """Reads files by index, with their labels.
 
-    Keras' dataset does not expose its function, and `tf.data.experimental.at` ends the process if a
-    seed is set between two calls (TensorFlow 2.21).
+    Keras' dataset does not expose the function that reads a file, and `tf.data.experimental.at` ends
+    the process if a seed is set between two calls (TensorFlow 2.21).
     """
 
     def __init__(self, paths, labels, value):
@@ -62,15 +64,20 @@ class _Contents:
 
 
 def images_from_directory(directory: str, **options: Any) -> Files:
-    """Returns a source of the images in a directory, like `keras.utils.image_dataset_from_directory`.
+    """Returns a source of the images in a directory, read when they are drawn.
 
-    The rows are in Keras' order without shuffling: by class, then by name.
+    It replaces `keras.utils.image_dataset_from_directory` in private training, which needs examples by
+    their index rather than batches. Rows are sorted by class, then by file name.
 
     Args:
-        directory: Contains one folder of images per class, or images if `labels` are given.
-        **options: As in Keras: `labels`, `label_mode`, `class_names`, `color_mode`, `image_size`,
-            `interpolation`, `follow_links`, `crop_to_aspect_ratio`, `pad_to_aspect_ratio` and
-            `data_format`.
+        directory: Path of a directory with one folder of images per class, or with images if you
+            pass `labels`.
+        **options: Options of Keras' function with the same meaning: `labels`, `label_mode`,
+            `class_names`, `color_mode`, `image_size`, `interpolation`, `follow_links`,
+            `crop_to_aspect_ratio`, `pad_to_aspect_ratio` and `data_format`.
+
+    Returns:
+        A `Source` with the attribute `class_names`, for `fit` or `make_lots`.
 
     Raises:
         ValueError: If the directory is missing or has no images, or an option is invalid.
@@ -105,14 +112,19 @@ def images_from_directory(directory: str, **options: Any) -> Files:
 
 
 def texts_from_directory(directory: str, **options: Any) -> Files:
-    """Returns a source of the texts in a directory, like `keras.utils.text_dataset_from_directory`.
+    """Returns a source of the texts in a directory, read when they are drawn.
 
-    The rows are in Keras' order without shuffling: by class, then by name.
+    It replaces `keras.utils.text_dataset_from_directory` in private training, which needs examples by
+    their index rather than batches. Rows are sorted by class, then by file name.
 
     Args:
-        directory: Contains one folder of .txt files per class, or files if `labels` are given.
-        **options: As in Keras: `labels`, `label_mode`, `class_names`, `max_length` and
-            `follow_links`.
+        directory: Path of a directory with one folder of .txt files per class, or with .txt files
+            if you pass `labels`.
+        **options: Options of Keras' function with the same meaning: `labels`, `label_mode`,
+            `class_names`, `max_length` and `follow_links`.
+
+    Returns:
+        A `Source` with the attribute `class_names`, for `fit` or `make_lots`.
 
     Raises:
         ValueError: If the directory is missing or has no texts, or an option is invalid.
@@ -146,7 +158,8 @@ def _from_directory(read, directory, options) -> tuple[list, list | None, Any]:
     if wrong := [name for name in _OF_LOTS if name in options]:
         raise ValueError(
             f"{wrong[0]!r} cannot be used here: a source returns single rows in a fixed order. Remove "
-            "it. Lots shuffle, fit(source, batch_size=...) sets sizes, and source[a:b] is a part."
+            "it. fit(source, batch_size=...) shuffles and batches the rows, and source[a:b] is a part "
+            "of them."
         )
     if not tf.io.gfile.isdir(directory):
         raise ValueError(f"There is no directory {str(directory)!r}.")
@@ -155,7 +168,7 @@ def _from_directory(read, directory, options) -> tuple[list, list | None, Any]:
     names, labels, mode = dataset.class_names, options["labels"], options["label_mode"]
     inferred = isinstance(labels, str)
     paths = getattr(dataset, "file_paths", None)
-    if paths is None:  # text datasets do not have them
+    if paths is None:  # as in text datasets
         folders = names if names and inferred else [""]
         links = options.get("follow_links", False)
         paths = [path for f in folders for path in _texts(os.path.join(directory, f), links)]
@@ -173,7 +186,7 @@ def _from_directory(read, directory, options) -> tuple[list, list | None, Any]:
 
 
 def _texts(folder, follow_links):
-    """The paths of texts in a folder, in Keras' order."""
+    """Yields the paths of texts in a folder, in Keras' order."""
     for root, _, names in sorted(os.walk(folder, followlinks=follow_links)):
         yield from (os.path.join(root, n) for n in sorted(names) if n.lower().endswith(".txt"))
 
@@ -187,18 +200,22 @@ def from_csv(
     missing: Mapping[str, Any] | None = None,
     types: Mapping[str, Any] | None = None,
 ) -> Source:
-    """Returns a source of the rows of CSV files, which are read into memory.
+    """Reads CSV files into memory and returns a source of their rows.
 
     Args:
-        path: A file with a header, a list of files or a folder, as pyarrow accepts.
-        label: Name of the target column; all others are inputs, in a dictionary of arrays.
-        keys: Instead of `label`, names of columns: x, (x, y) or (x, y, sample_weight), in
-            structures.
-        separator: The character between values.
+        path: Path of a file with a header, of a folder of such files, or a list of files.
+        label: Name of the column with the targets. All other columns are inputs, in a dictionary of
+            arrays.
+        keys: Names of columns, instead of `label`: x, (x, y) or (x, y, sample_weight), where x and
+            y may be dictionaries or tuples of names. Other columns are not read.
+        separator: The character between values. "," by default.
         missing: Maps names of columns to a public constant that replaces missing numbers and empty
-            texts. Without it, a missing text is "".
-        types: Maps names of columns to types of pyarrow, such as "float64" or "string", where the
-            first rows do not show them.
+            texts. By default a missing number raises an error, and a missing text is "".
+        types: Maps names of columns to types of pyarrow, such as "float64" or "string". Needed where
+            the first rows suggest another type.
+
+    Returns:
+        A `Source`, for `fit` or `make_lots`.
 
     Raises:
         FileNotFoundError: If a file does not exist.
@@ -221,7 +238,7 @@ def from_csv(
         return _from_table(path, kind, label, keys, None, missing)
     except importlib.import_module("pyarrow").ArrowInvalid as error:
         error.add_note(
-            "(The first rows decide about the type of a column. Pass another one, such as "
+            "(The first rows determine the type of a column. Pass the correct type, such as "
             "types={'column': 'float64'}.)"
         )
         raise
@@ -235,18 +252,25 @@ def from_parquet(
     cache: str | os.PathLike | None = None,
     missing: Mapping[str, Any] | None = None,
 ) -> Source:
-    """Returns a source of the rows of Parquet files.
+    """Reads Parquet files and returns a source of their rows.
 
-    Parquet can only be read in groups of rows, so columns are read once, into memory or into files. For
-    larger tables with texts, use Hugging Face's `datasets.Dataset.from_parquet` as a source.
+    Parquet can only be read in groups of rows, so the columns are read once, into memory or into files
+    (`cache`). If a table with texts does not fit into memory, use Hugging Face's
+    `datasets.Dataset.from_parquet` as a source.
 
     Args:
-        path: A file, a list of files or a folder, as pyarrow accepts.
-        label: Name of the target column; all others are inputs, in a dictionary of arrays.
-        keys: Instead of `label`, names of columns: x, (x, y) or (x, y, sample_weight), in
-            structures.
-        cache: The folder of `cached`, for columns of numbers; None keeps them in memory.
-        missing: Maps names of columns to a public constant that replaces missing values.
+        path: Path of a file, of a folder of files, or a list of files.
+        label: Name of the column with the targets. All other columns are inputs, in a dictionary of
+            arrays.
+        keys: Names of columns, instead of `label`: x, (x, y) or (x, y, sample_weight), where x and
+            y may be dictionaries or tuples of names. Other columns are not read.
+        cache: A folder for memory-mapped files of the columns, which must be numbers; see `cached`.
+            None keeps the columns in memory.
+        missing: Maps names of columns to a public constant that replaces missing values. By default
+            a missing value raises an error.
+
+    Returns:
+        A `Source`, for `fit` or `make_lots`.
 
     Raises:
         FileNotFoundError: If a file does not exist.
@@ -293,7 +317,7 @@ def _blocks(table, names: list[str], missing: Mapping[str, Any]) -> Iterator[dic
 
 
 def _filled(column, name, value):
-    """A column of pyarrow with a constant in place of missing values, and of empty texts."""
+    """Replaces missing values and empty texts of a pyarrow column by a constant."""
     arrow, compute = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.compute")
     if arrow.types.is_null(column.type):
         return arrow.array([value] * len(column))
@@ -303,8 +327,8 @@ def _filled(column, name, value):
         constant = None
     if constant is None or constant.as_py() != value:  # as of a fraction among integers
         raise ValueError(
-            f"Column {name!r} has values of type {column.type}. Received {value!r} in missing. Pass a "
-            "constant of that type; from_csv can read columns as other types."
+            f"Column {name!r} has values of type {column.type}, but missing has {value!r} for it. Pass "
+            "a constant of that type. from_csv can read the column as another type: types={...}."
         )
     filled = column.fill_null(constant)
     if not arrow.types.is_string(column.type):
@@ -313,11 +337,11 @@ def _filled(column, name, value):
 
 
 def _array(column, name, start) -> np.ndarray:
-    """Converts a column of pyarrow to an array; lists in the rows become an axis."""
+    """Converts a pyarrow column to an array. Lists in the rows become an axis."""
     if str(column.type).startswith(("date", "time", "duration")):
         raise ValueError(
             f"Column {name!r} has values of type {column.type}, which are neither numbers nor texts. "
-            "Leave it out by keys, or make it a number first, such as days since a public date."
+            "Leave it out with keys, or convert it to a number first, such as days since a public date."
         )
     if column.null_count:
         row = start + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
@@ -333,7 +357,7 @@ def _array(column, name, start) -> np.ndarray:
     if lengths.ndim and (wrong := np.flatnonzero(lengths != lengths[0])).size:
         raise ValueError(
             f"Column {name!r} has {lengths[wrong[0]]} values in row {start + wrong[0]}, and "
-            f"{lengths[0]} in row {start}. Expected lists of one length."
+            f"{lengths[0]} in row {start}. Give all rows lists of one length."
         )
     values = _array(column.flatten(), name, start)
     return values.reshape(len(column), -1, *values.shape[1:])

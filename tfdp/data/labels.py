@@ -4,17 +4,18 @@ import numpy as np
 
 
 def check_labels(y, num_classes: int) -> None:
-    """Raises an error for labels that are not class indices in `[0, num_classes)`.
+    """Checks that labels are class indices from 0 to `num_classes - 1`.
 
-    TensorFlow turns an out-of-range label into a NaN loss on some devices and into an error on
-    others; a private run would silently drop such examples as non-finite.
+    `fit` of a private model does this for arrays with a sparse categorical loss. Call the function
+    before you train on other data: on some devices TensorFlow turns an invalid label into a NaN loss,
+    and a private step drops the example as not finite.
 
     Args:
-        y: Labels, any shape, integers (or floats that are whole numbers).
-        num_classes: The number of classes.
+        y: Labels of any shape, integers (or floats that are whole numbers).
+        num_classes: Number of classes.
 
     Raises:
-        ValueError: For a label that is out of range or not a whole number.
+        ValueError: If a label is out of range or not a whole number. The message names its index.
 
     Example:
         >>> import tfdp

@@ -1,9 +1,9 @@
 """Lots: the logical batches of private training, drawn by a scheme from a source.
 
-A *lot* is the logical batch of one training step. Its sampling scheme decides how much privacy a step
-costs, so the scheme that is accounted must be the scheme that ran: `Lots` draw by the scheme of their
-`sampling` (`tfdp.data.schemes`) from any source of rows (`tfdp.data.sources`), and their dataset has
-them as its attribute `tfdp_lots`.
+A *lot* is the logical batch of one training step. The cost of a step depends on the sampling scheme of
+its lot, so the accounted scheme must be the one that ran. `Lots` draw from any source of rows
+(`tfdp.data.sources`) by the scheme that their `sampling` names (`tfdp.data.schemes`). Their dataset
+refers to them by its attribute `tfdp_lots`.
 
 Formal guarantees:
 
@@ -42,48 +42,49 @@ _WHOLE = Shares()
 
 
 class Lots:
-    """An endless sequence of lots, drawn from a source by a scheme; `make_lots` creates it.
+    """An endless sequence of lots, the training data of a private model.
 
-    Every iteration over the dataset starts a new epoch with fresh randomness: two iterators never
-    have the same draws, even with a seed (unless they are given the same `order`). A seeded run is
-    still reproducible, since the draws of the k-th iterator depend on the seed and k only. The draws
-    do not depend on the source.
+    `make_lots` creates it from data and the name of a sampling scheme. Pass it to `fit`, or iterate
+    over `as_dataset()` in your own loop.
+
+    Every iterator has fresh random draws, even with a seed (unless iterators get the same `order`).
+    With a seed, the draws of the k-th iterator depend on the seed and k only. The draws depend on the
+    number of examples, not on their contents.
 
     Args:
         scheme: The `schemes.Scheme` that draws the lots.
-        source: The `sources.Source` of rows.
-        physical_batch_size: Number of rows in one chunk; None takes the whole lot.
-        seed: Insecure seed of the draws; None draws from the operating system's entropy.
-        row_multiple: Lots are padded to a multiple of this number of rows; None pads all to one
+        source: The `sources.Source` of examples.
+        physical_batch_size: Number of rows in one chunk. None means the whole lot.
+        seed: Insecure seed of the draws. None draws from the operating system's entropy.
+        row_multiple: Lots are padded to a multiple of this number of rows. None pads all lots to one
             size.
         augmentations: Number of views of each example.
-        people: The rows of each person, if lots draw people; None if they draw rows.
+        people: The examples of each person, if lots draw people. None if they draw examples.
 
     Attributes:
-        scheme: The `schemes.Scheme`.
-        source: The `sources.Source`.
+        scheme, source, augmentations: As the arguments.
         sampling: Name of the scheme, such as "poisson".
-        num_examples: N, the public number of examples (or people) that the accounting uses. It is
-            the number in the data, unless `nominal`, and up to L - 1 more where
-            `fit(shuffle=False)` keeps the last lot of an epoch.
+        num_examples: N, the public number of examples (or people) that the accounting uses: the number
+            in the data, unless it is nominal. It is up to L - 1 larger where `fit(shuffle=False)`
+            keeps the last lot of an epoch.
         available_examples: Number of examples (or people) that lots are drawn from.
         nominal: Whether N was given (`nominal_examples`) rather than counted.
-        lot_size: L, the nominal size of a lot; the summed gradient is divided by L, for any number
-            of drawn examples.
-        padded_size: Number of rows in a yielded lot, a multiple of `physical_batch_size`; only an
-            overflowing lot has more. With a `row_multiple`, lots have the next multiple of that
-            number of rows instead.
+        lot_size: L, the nominal size of a lot. The summed gradient is divided by L, however many
+            examples were drawn.
+        padded_size: Number of rows in a lot with its padding, a multiple of `physical_batch_size`.
+            Only an overflowing lot has more. With a `row_multiple`, a lot has the next multiple of
+            that number of rows instead.
         physical_batch_size: Number of rows in one chunk.
-        microbatch_size: Number of neighbours in the data that are drawn together, as a microbatch.
+        microbatch_size: Number of neighbouring examples in the data that are drawn together, as a
+            microbatch.
         views: Number of consecutive rows of a lot that belong to one example (or person) and are
-            averaged before clipping: augmentations, times `max_examples` of a person.
-        augmentations: Number of views of each example.
+            averaged before clipping: `augmentations`, multiplied by `examples_per_person` for people.
         steps_per_epoch: Number of lots in an epoch, N // L.
-        groups: Number of groups of examples, which take turns; 1 unless the sampling is
+        groups: Number of groups of examples that take turns. 1 unless the sampling is
             "cyclic_poisson".
-        sharded: Whether these are the lots of a shard that only this machine can read.
-        seeded: Whether the user chose the seed, so that anyone who knows the seed knows the draws.
-        process_id: Id of the process that made the lots; no other process may draw them.
+        sharded: Whether the data are the shard that only this machine can read.
+        seeded: Whether the user chose the seed. Anyone who knows the seed then knows the draws.
+        process_id: Id of the process that made the lots. No other process may draw them.
 
     Example:
         >>> import numpy as np, tfdp
@@ -131,9 +132,8 @@ class Lots:
             )
         elif physical_batch_size % self.views:
             raise ValueError(
-                f"physical_batch_size counts rows, and an example has {self.views} (augmentations, or "
-                f"examples of a person). Expected a multiple of {self.views}. Received: "
-                f"{physical_batch_size}"
+                f"Expected physical_batch_size to be a multiple of {self.views}, since it counts rows "
+                f"and each example (or person) has {self.views}. Received: {physical_batch_size}"
             )
         # A physical batch larger than the padded lot would only add padding.
         self.physical_batch_size = min(physical_batch_size, round_up(rows, _ROUNDING * self.views))
@@ -175,20 +175,25 @@ class Lots:
         return None if people is None else people.max_examples
 
     def map(self, function: Callable, *, python: bool = False) -> "Lots":
-        """Returns these lots with a function applied to each example, to decode, augment or tokenize.
+        """Returns lots whose examples are decoded, augmented or tokenized by a function.
 
-        The scheme stays the same, and every iterator still has its own draws. Functions run while a
-        step computes. A function gets one example, so it cannot mix examples. What it reads or draws
-        elsewhere is not checked; the statement names this assumption.
+        The function gets one example at a time, so it cannot mix examples. It runs for the next lots
+        while a step computes. The sampling scheme stays the same.
+
+        tfdp does not check what the function reads or draws elsewhere. The statement names this
+        assumption.
 
         Args:
             function: `f(example)` or `f(example, seed)`. An example is x, (x, y) or (x, y,
-                sample_weight), and so is the result. The seed has two integers from 0 to 2**31 - 1,
-                for functions such as `tf.image.stateless_random_flip_left_right` or
+                sample_weight), and so is the result. The seed consists of two integers from 0 to
+                2**31 - 1, for functions such as `tf.image.stateless_random_flip_left_right` or
                 `np.random.default_rng`. It is derived from a secret, the step, the index of the
-                example and the number of the view; your seed does not reveal it.
+                example and the number of the view. The `seed` of the lots does not reveal it.
             python: False traces the function with TensorFlow, as `tf.data.Dataset.map` does. True
                 calls it in Python, in several threads, with NumPy arrays.
+
+        Returns:
+            New `Lots`. The old ones are unchanged.
 
         Example:
             >>> import numpy as np, tensorflow as tf, tfdp
@@ -205,11 +210,16 @@ class Lots:
         return self._with(functions=(*self._assembly.functions, RowFunction(function, python)))
 
     def weighted(self, weights_of: Callable) -> "Lots":
-        """Returns these lots with sample weights that are computed from the targets of each example.
+        """Returns lots whose sample weights are computed from the targets.
+
+        Use it to weight classes. The data must not have sample weights of their own.
 
         Args:
-            weights_of: Maps targets [rows, ...], as the functions of `map` return them, to weights
-                [rows].
+            weights_of: Maps an array of targets [rows, ...] to their weights [rows]. It gets the
+                targets that functions of `map` return.
+
+        Returns:
+            New `Lots`. The old ones are unchanged.
 
         Example:
             >>> import numpy as np, tfdp
@@ -221,7 +231,7 @@ class Lots:
         return self._with(weights_of=weights_of)
 
     def draws_as(self, other: "Lots | None") -> bool:
-        """Whether both draw the same lots, apart from functions and weights (`map`, `weighted`)."""
+        """Whether both draw the same examples, apart from functions and weights (`map`, `weighted`)."""
         return other is not None and other._words is self._words
 
     def _with(self, **changes) -> "Lots":
@@ -233,34 +243,34 @@ class Lots:
 
     @functools.cached_property
     def spec(self) -> tuple:
-        """The `tf.TensorSpec` of each leaf of a lot, in the structure (x, y, sample_weight)."""
+        """A `tf.TensorSpec` for each array of a lot, in the structure (x, y, sample_weight)."""
         none, secret = np.zeros(0, np.int64), functools.partial(bytes, 16)
         places = self._assembly.places(none, self._rows(0), secret)
         return spec_of(self._assembly.rows(*places, secret, 0))
 
     def in_memory(self) -> tuple | None:
-        """The examples (x, y) as arrays, if they are in memory and no function changes them."""
+        """The examples (x, y) as arrays. None if they are not in memory, or a function changes them."""
         held = None if self.mapped else self.source.in_memory()
         return None if held is None else held[:2]
 
     def some(self, number: int = 32) -> tuple[np.ndarray, tuple]:
-        """Evenly spaced indices of the source, and their examples (x, y) as in lots."""
+        """Returns evenly spaced indices of the source, and the examples (x, y) there as in lots."""
         indices = np.unique(np.linspace(0, len(self.source) - 1, number).astype(np.int64))
         return indices, self._assembly.examples(indices)[:2]
 
     def fingerprint(self) -> str:
-        """Returns a digest of the examples in order; two `Lots` with the same data have the same.
+        """Returns a digest of the examples in their order, which is equal for the same data.
 
-        The digest depends on every example without noise, so it is as secret as the examples.
+        The digest is computed from the examples without noise, so it is as secret as they are.
         """
         return self.source.fingerprint()
 
     def cause_of(self, error: tf.errors.OpError) -> Exception:
-        """Returns the exception of a source or a function that TensorFlow turned into `error`."""
+        """Returns the exception, in a source or a function, that TensorFlow turned into `error`."""
         return self._calls.cause_of(error)
 
     def new_order(self) -> bytes:
-        """Returns a new secret for the argument `order` of `as_dataset`."""
+        """Returns a new secret, 16 bytes, for the argument `order` of `as_dataset`."""
         return self._words.new_secret()
 
     # -- drawing ---------------------------------------------------------------------------------
@@ -268,14 +278,13 @@ class Lots:
     def indices(
         self, turn: int = 0, *, start: int = 0, order: bytes | None = None
     ) -> tf.data.Dataset:
-        """Returns the infinite dataset of the example indices of each lot, for inspection.
+        """Returns an infinite dataset of the indices of the examples in each lot, for inspection.
 
-        Every iterator draws its own lots, other than `as_dataset()`. An index of
-        `available_examples` marks an absent row of a microbatch. Lots of people return the indices of
-        people.
+        Every iterator draws its own lots, not those of `as_dataset()`. Lots of people return indices
+        of people. The index `available_examples` marks an absent row of a microbatch.
 
         Args:
-            turn, start, order: As in `as_dataset`, with the same errors.
+            turn, start, order: As for `as_dataset`, with the same errors.
         """
         spec = [tf.TensorSpec((None,), tf.int64)]
 
@@ -294,25 +303,23 @@ class Lots:
         order: bytes | None = None,
         shares: Shares = _WHOLE,
     ) -> tf.data.Dataset:
-        """Returns the lots as an infinite dataset of `(x, y, sample_weight)`.
+        """Returns the lots as an infinite `tf.data.Dataset` of `(x, y, sample_weight)`.
 
-        Every element has `padded_size` rows (more only when a lot overflows; with `row_multiple`, see
-        `make_lots`). The leading dimension of the element spec is None, so that lots may overflow.
-        `sample_weight` is float32, 0 for padding: [rows], or of the shape and structure of the given
-        weights. None in the data stays None. Lists become tuples, since `tf.data` converts a list to a
-        tensor.
+        `fit` calls it. Use it to look at lots, or in your own loop. Every element has `padded_size`
+        rows; only an overflowing lot has more (with `row_multiple`, see `make_lots`). So the leading
+        dimension of the element spec is None. `sample_weight` is float32, 0 for padding, of shape
+        [rows] or of the shape and structure of the given weights. None in the data stays None. Lists
+        become tuples, since `tf.data` converts a list to a tensor.
 
         Args:
             turn: The group that the first lot comes from, if groups take turns.
             start: Number of lots to skip at the beginning.
-            order: Secret of `new_order`, with which every iterator draws the same lots, for a
-                training that is resumed in another process. None gives every iterator its own
-                draws.
-            shares: The shares of each lot that are read, one after the other; by default, whole
-                lots.
+            order: A secret of `new_order`, with which every iterator draws the same lots, to resume a
+                training in another process. None gives every iterator its own draws.
+            shares: The shares of each lot to read, one after the other. By default whole lots.
 
         Returns:
-            A `tf.data.Dataset` with this object as its attribute `tfdp_lots`.
+            A `tf.data.Dataset`, whose attribute `tfdp_lots` is this object.
 
         Raises:
             ValueError: If `turn` is not the number of a group.
@@ -347,7 +354,7 @@ class Lots:
         return dataset
 
     def _computed(self, lots, specs, turn, start, order, pack, shares=_WHOLE) -> tf.data.Dataset:
-        """The packed arrays that `lots(stream, numbers, words)` returns for the shares from `start`."""
+        """Returns a dataset of what `lots(stream, numbers, words)` computes, from share `start` on."""
         if os.getpid() != self.process_id:
             raise RuntimeError(
                 "Lots can only be drawn in the process that made them, since a fork would draw the "
@@ -360,7 +367,7 @@ class Lots:
         first = whole("start", start, 0) * shares.local
         words = self._words if order is None else Words(order, streams=False)
         held = self.in_memory() is not None
-        # A lot that is not held takes long to read, or its functions get a secret of its own.
+        # Lots that are not in memory take long to read, or have functions with a secret for each lot.
         together = number_together(specs, self.padded_size) if held else 1
         return computed(lots, specs, pack, words, self._calls, first, self.lot_size, held, together)
 
@@ -373,7 +380,9 @@ class Lots:
 
 
 def row_multiple_for(lot_size: int) -> int:
-    """Returns a `row_multiple` with little padding and only a few different shapes.
+    """Returns a value for `row_multiple` of `make_lots` that suits a lot size.
+
+    It is a sixteenth of the lot size, so that lots have little padding and only a few different shapes.
 
     Args:
         lot_size: Nominal lot size, at least 1.

@@ -1,4 +1,4 @@
-"""`make_lots`: lots of a named sampling scheme from arrays or any other source of examples."""
+"""`make_lots`, which creates lots from data and the name of a sampling scheme."""
 
 import dataclasses
 import os
@@ -34,47 +34,59 @@ def make_lots(
     privacy_ids: Any = None,
     examples_per_person: int | None = None,
 ) -> Lots:
-    """Creates lots that a sampling scheme draws from data.
+    """Creates lots, the batches of private training, by a named sampling scheme.
+
+    `fit(x, y, batch_size=L)` of a private model makes lots itself. Call `make_lots` to choose among all
+    sampling schemes, to augment or decode examples (`Lots.map`), or to protect people instead of single
+    examples (`privacy_ids`).
 
     Args:
-        sampling: "poisson", "random_allocation", "cyclic", "shuffle", "with_replacement",
-            "fixed_size" or "cyclic_poisson"; see the classes of `tfdp.data.schemes`.
-        x: Inputs, an array or a nested dict, tuple or list of arrays, first dimension N, which are
-            not copied. Floats of any precision become `keras.config.floatx()`, as in Keras. None is
-            an absent optional input. A tuple without `y` is (x,), (x, y) or (x, y, sample_weight).
-            Or a source, or any object that returns an example by its index; see `as_source`. Or a
-            `tf.data.Dataset` of single examples, which is read once; see `read_dataset`.
-        y: Targets, in the same forms. None if the loss needs none, or with a source.
-        lot_size: L, an integer from 1 to N.
-        physical_batch_size: Number of rows in one chunk; the whole padded lot by default.
-        sample_weight: Finite weights of at least 0; 1 by default. An array of shape (N,) with a
-            weight for each example, or (N, tokens, ...) with one for each token; or such an array
-            for each target, in the structure of `y`. An example without a weight above 0 is absent.
+        sampling: How the examples of a lot are drawn: "poisson", "random_allocation", "cyclic",
+            "shuffle", "with_replacement", "fixed_size" or "cyclic_poisson". The classes of
+            `tfdp.data.schemes` describe them.
+        x: Inputs in one of three forms. (1) An array, or a nested dict, tuple or list of arrays,
+            with N rows. Arrays are not copied. A tuple without `y` is (x,), (x, y) or (x, y,
+            sample_weight). None is an absent optional input. Floats become `keras.config.floatx()`,
+            as in Keras. (2) A source, or any object that returns an example by its index; see
+            `as_source`. (3) A `tf.data.Dataset` of single examples, which is read once; see
+            `read_dataset`.
+        y: Targets, arrays as for `x`. None if the loss needs none, or if `x` includes them.
+        lot_size: L, the nominal number of examples in a lot, an integer from 1 to N.
+        physical_batch_size: Largest number of rows in the network at the same time. By default the
+            whole padded lot. It does not affect privacy.
+        sample_weight: Finite weights of at least 0: an array of shape (N,) with a weight for each
+            example, or (N, tokens, ...) with one for each token, or such an array for each target,
+            in the structure of `y`. 1 by default. An example without a weight above 0 is absent.
         seed: An integer that makes the draws reproducible, for tests and debugging. By default the
             draws come from the operating system's entropy.
-        row_multiple: None gives every lot one fixed number of rows, so that XLA compiles once. With
-            an integer, the number of rows is the next multiple of it: less padding, but shapes that
-            vary from lot to lot.
-        microbatch_size: m, a divisor of L, for an optimizer that clips the mean gradient of m
-            examples: whole groups of m neighbours in the data are drawn, which sampling amplifies.
-            Do not set it without `num_microbatches`.
-        groups: See `schemes.CyclicPoisson`; required for "cyclic_poisson", and for no other scheme.
-        nominal_examples: See `schemes.Poisson`; for "poisson" only.
-        shard_of: N, if the examples here are the shard that only this machine can read; for
-            "poisson" and "random_allocation", see `schemes.RandomAllocation`. L and N count all
-            machines.
-        keep_last: See `schemes.Cyclic`; for "cyclic" only.
-        cache: Folder for the examples of a `tf.data.Dataset`; None keeps them in memory.
-        augmentations: K, number of views of each example, which `Lots.map` makes: their gradients
-            are averaged, and the average is clipped (De et al. 2022, section 3.2). A view is a row.
-        privacy_ids: The person of each example, as integers or texts. Lots then draw people: N, L
-            and `nominal_examples` count people, and the guarantee is for a person.
-        examples_per_person: k, with `privacy_ids`: the largest number of a person's examples in a
-            lot, chosen at random; they are averaged and clipped as one. Lots are padded to k rows
-            for each person, so a k far above what people have costs time and memory.
+        row_multiple: None pads all lots to one number of rows, so that XLA compiles once. With an
+            integer, each lot is padded to the next multiple of it: less padding, but shapes that
+            vary from lot to lot. See `row_multiple_for`.
+        microbatch_size: m, a divisor of L, for an optimizer with `num_microbatches`, which clips the
+            mean gradient of m examples. Lots are then drawn from whole groups of m neighbouring
+            examples, which sampling amplifies. 1 by default.
+        groups: Number of groups that take turns, for "cyclic_poisson" only, which requires it; see
+            `schemes.CyclicPoisson`.
+        nominal_examples: N, chosen without looking at the data, for "poisson" only; see
+            `schemes.Poisson`. By default N is counted.
+        shard_of: N, the number of examples on all machines, if the data are the shard that only this
+            machine can read. For "poisson" and "random_allocation"; see `schemes.RandomAllocation`.
+            L counts the examples of all machines, too.
+        keep_last: Whether the last, partial lot of an epoch is kept, for "cyclic" only; see
+            `schemes.Cyclic`.
+        cache: Folder for the examples of a `tf.data.Dataset`; see `cached`. None keeps them in
+            memory.
+        augmentations: K, the number of views (such as augmented copies) of each example, which a
+            function of `Lots.map` makes. Their gradients are averaged, and the average is clipped
+            (De et al. 2022, section 3.2). Each view is a row. 1 by default.
+        privacy_ids: The person of each example, N integers or texts. Lots then draw people: N, L and
+            `nominal_examples` count people, and the guarantee is for a person.
+        examples_per_person: k, the largest number of a person's examples in a lot, chosen at random.
+            They are averaged and clipped as one. Required with `privacy_ids`. Lots have k rows for
+            each person, so a k above the usual number of examples costs time and memory.
 
     Returns:
-        The `Lots`.
+        The `Lots`, for `fit`.
 
     Raises:
         ValueError: If the scheme is unknown, or an argument is invalid.
@@ -103,11 +115,13 @@ def make_lots(
     own = {name: value for name, value in given.items() if value is not None}
     if foreign := sorted(own.keys() - {field.name for field in dataclasses.fields(kind)}):
         raise ValueError(
-            f"Sampling {sampling!r} does not use `{foreign[0]}`. Remove it, or use sampling "
+            f"`{foreign[0]}` cannot be used with sampling {sampling!r}. Remove it, or use sampling "
             f"'{_SAMPLING_OF[foreign[0]]}'."
         )
     if sampling == "cyclic_poisson" and groups is None:
-        raise ValueError("Sampling 'cyclic_poisson' needs `groups`, the number of groups.")
+        raise ValueError(
+            "Sampling 'cyclic_poisson' requires `groups`, the number of groups. Pass it."
+        )
     if isinstance(x, tf.data.Dataset):
         x = read_dataset(x, cache)
     elif cache is not None:

@@ -34,7 +34,7 @@ class RowFunction:
 
     Attributes:
         function: `f(example)` or `f(example, seed)`; see `Lots.map`.
-        python: Whether it is called in Python with NumPy arrays; else TensorFlow traces it.
+        python: Whether it is called in Python with NumPy arrays. Otherwise TensorFlow traces it.
     """
 
     function: Callable
@@ -51,7 +51,7 @@ class RowFunction:
     def __call__(
         self, rows: tuple | list[tuple], seeds: np.ndarray, indices: np.ndarray
     ) -> tuple | list[tuple]:
-        """Applies the function to rows. What it gets and returns for a row depends on no other row.
+        """Applies the function to each row alone: a result depends on no other row.
 
         Args:
             rows: (x, y, sample_weight), structures of arrays, or a list of such examples.
@@ -59,7 +59,7 @@ class RowFunction:
             indices: Row numbers in the source, for messages.
 
         Returns:
-            As `Source.read`: a list if the results of the rows differ in form or type.
+            Structures of arrays, or a list of examples if the results differ in form or type.
         """
         with tf.device("CPU:0"):  # on any training device
             if isinstance(rows, list) and not self.python:
@@ -76,7 +76,7 @@ class RowFunction:
             return columns_of(results) or results
 
     def _one(self, example, seed):
-        """The result for one example; a function of TensorFlow gets values as in lots."""
+        """Returns the result for one example. A traced function gets values as in lots."""
         example = values_of(example)
         if self.python:
             made = self._called(_packed(example), seed)
@@ -98,7 +98,7 @@ class RowFunction:
 
     @functools.cached_property
     def _of_rows(self):
-        """The function of stacked rows and their seeds: one graph that loops over the rows."""
+        """The function for stacked rows and their seeds, as one graph that loops over the rows."""
 
         @functools.partial(tf.function, reduce_retracing=True, autograph=False)
         def of_rows(rows, seeds):
@@ -123,9 +123,8 @@ class RowFunction:
 _PARALLEL = min(8, os.cpu_count() or 1)
 
 _NOT_TRACED = (
-    "(map(f) calls f(example) or f(example, seed); an example is x or a tuple such as (x, y). "
-    "TensorFlow traces f, as in Dataset.map; map(f, python=True) calls a Python function with NumPy "
-    "arrays)"
+    "(map(f) calls f(example) or f(example, seed), where an example is x or a tuple such as (x, y). "
+    "TensorFlow traces f, as in Dataset.map. Use map(f, python=True) for a function of NumPy arrays.)"
 )
 
 

@@ -1,4 +1,4 @@
-"""People as units of lots, with some examples of each person.
+"""Lots of people instead of examples, with a limited number of examples of each person.
 
 Formal guarantee: a person is drawn as one unit, regardless of the number of their examples, and at most
 `max_examples` of them enter a lot. They are averaged and clipped as one, so a person changes a sum by
@@ -14,7 +14,7 @@ from tfdp.data.permutation import siphash
 
 
 class People:
-    """The person of each example.
+    """The people of a data set and their examples.
 
     Args:
         privacy_ids: Integers or texts of shape [N], equal for the examples of one person.
@@ -22,7 +22,7 @@ class People:
 
     Attributes:
         count: Number of people.
-        max_examples: As given.
+        max_examples: k, as in the arguments.
         num_rows: Number of examples.
 
     Raises:
@@ -40,15 +40,15 @@ class People:
         self.count = len(self._starts) - 1
 
     def examples(self, people: np.ndarray, secret: bytes) -> tuple[np.ndarray, np.ndarray]:
-        """Chooses at most k examples of each person, every set of k equally likely.
+        """Chooses at most k examples of each person at random; every set of k is equally likely.
 
         Args:
             people: Numbers of people, int64 of shape [n].
-            secret: 16 bytes for the step; the choice depends only on it and on the person's rows.
+            secret: 16 bytes for the step. The choice depends only on it and on the person's rows.
 
         Returns:
-            The rows, int64 of shape [n, k], -1 where a person has fewer; and the number of each
-            person's rows among them, of shape [n].
+            The rows of the examples, int64 of shape [n, k], -1 where a person has fewer than k; and
+            how many rows each person has among them, of shape [n].
         """
         k = self.max_examples
         counts = self._starts[people + 1] - self._starts[people]
@@ -68,8 +68,8 @@ def _ids(privacy_ids) -> np.ndarray:
     """Checks ids and converts them to an array [N] of integers or texts, which can be sorted."""
     if isinstance(privacy_ids, str):
         raise ValueError(
-            f"Expected an id for each example. Received the text {privacy_ids!r}. Of a table, read the "
-            f"column: source.rows(np.arange(len(source)))[0][{privacy_ids!r}]."
+            f"Expected an id for each example. Received the text {privacy_ids!r}. For a column of a "
+            f"table, pass its values: source.rows(np.arange(len(source)))[0][{privacy_ids!r}]."
         )
     ids = np.asarray(privacy_ids)
     if ids.dtype.kind == "O" and ids.size:
@@ -78,9 +78,9 @@ def _ids(privacy_ids) -> np.ndarray:
         for row, value in enumerate(ids.flat):
             if not isinstance(value, kind):
                 raise ValueError(
-                    f"The id of row {row} is {value!r}. privacy_ids must be all integers or all texts, "
-                    "without missing values: give each row without an id a new one, or remove these "
-                    "rows."
+                    f"The id of row {row} is {value!r}. Expected privacy_ids that are all integers or "
+                    "all texts, without missing values. Give each row without an id a new one, or "
+                    "remove these rows."
                 )
         ids = np.array(ids.tolist())
     if ids.ndim != 1 or not len(ids) or ids.dtype.kind not in "biuSU":
@@ -92,15 +92,21 @@ def _ids(privacy_ids) -> np.ndarray:
 
 
 def split_people(privacy_ids: Any, fraction: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Splits the rows of a data set so that all examples of a person are on one side.
+    """Splits a data set into training and held-out rows, with all examples of a person on one side.
+
+    Use it when several examples belong to one person: a split of examples would test a model on people
+    that it was trained on.
 
     Args:
-        privacy_ids: As for `make_lots`.
-        fraction: Share of the people to hold out, in (0, 1).
-        seed: Seed for the choice of these people.
+        privacy_ids: The person of each example, N integers or texts, as for `make_lots`.
+        fraction: Fraction of the people to hold out, in (0, 1).
+        seed: Seed for the choice of the people.
 
     Returns:
-        The rows to train on and the rows that are held out, int64 in increasing order.
+        The tuple (training rows, held-out rows), indices of type int64 in increasing order.
+
+    Raises:
+        ValueError: If the ids are invalid, or one side would have no people.
 
     Example:
         >>> import tfdp

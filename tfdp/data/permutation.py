@@ -1,9 +1,10 @@
-"""Orders of too many units to sort: a keyed permutation, and the sizes of randomly allocated lots.
+"""Random orders of data sets that are too large to sort.
 
-Both are computed for the units of one lot only, in time and memory that do not grow with the data.
+`KeyedPermutation` computes the order, and `LotSizes` the sizes of randomly allocated lots, for the
+units of one lot only. Time and memory do not grow with the data.
 
-Treating such an order as random is an assumption about SipHash, which the statement of a run names if
-its guarantee needs it.
+The order is random if SipHash behaves like a random function. The statement of a run names this
+assumption if its guarantee needs it.
 """
 
 import functools
@@ -20,14 +21,14 @@ ROUNDS = 6
 
 
 def siphash(secret: bytes, *words: np.ndarray | int) -> np.ndarray:
-    """SipHash-2-4 (Aumasson and Bernstein, 2012) of messages of whole 64-bit words.
+    """Computes SipHash-2-4 (Aumasson and Bernstein, 2012) of messages of 64-bit words.
 
     Args:
         secret: Key of 16 bytes.
-        *words: The words of the messages, integers or uint64 arrays that broadcast.
+        *words: The words of the messages, integers or uint64 arrays of shapes that broadcast.
 
     Returns:
-        The hashes, uint64, of the broadcast shape.
+        The hashes, uint64 of the broadcast shape.
     """
     key = np.frombuffer(secret, "<u8")
     start = (0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573)
@@ -61,9 +62,9 @@ def _rotated(word, places):
 class KeyedPermutation:
     """A permutation of 0, ..., count - 1 that can be computed at single places.
 
-    A Feistel network on pairs of digits (Black and Rogaway, "Ciphers with arbitrary finite domains",
-    2002): the base is the smallest number whose square is not below `count`, and the round function is
-    SipHash. Values of at least `count` are permuted again.
+    It is a Feistel network on pairs of digits (Black and Rogaway, "Ciphers with arbitrary finite
+    domains", 2002). The base of the digits is the smallest number whose square is not below `count`,
+    and the round function is SipHash. Values of at least `count` are permuted again.
 
     Args:
         secret: Key of 16 bytes.
@@ -92,13 +93,13 @@ class KeyedPermutation:
 
 
 class LotSizes:
-    """The sizes of lots if each of `count` units joins one of them, uniformly and independently.
+    """The sizes of lots, if each of `count` units joins one lot uniformly and independently.
 
-    The lots are halved recursively. The number of units in a left half is binomial and has its own
-    words, so the size of a lot is computed without the sizes of earlier lots.
+    The lots are halved recursively. The number of units in a left half is binomial and drawn from its
+    own words. So the size of a lot is computed without the sizes of all earlier lots.
 
     Args:
-        words, stream, epoch: The words to draw from.
+        words, stream, epoch: The random words, and the stream and epoch to take them from.
         count: Number of units.
         lots: Number of lots.
     """
@@ -109,7 +110,7 @@ class LotSizes:
         self._in_left_half = functools.lru_cache(maxsize=64)(self._drawn)
 
     def lot(self, number: int) -> tuple[int, int]:
-        """Returns how many units are in earlier lots, and how many in this one."""
+        """Returns the number of units in earlier lots, and the number in this lot."""
         first, last, before, inside, node = 0, self._lots, 0, self._count, 1
         while last - first > 1:
             middle = (first + last) // 2

@@ -1,4 +1,4 @@
-"""Data sets that `tensorflow_datasets` has prepared on this machine: their splits and examples."""
+"""Reads and downloads data sets of `tensorflow_datasets`, and checks their splits."""
 
 import itertools
 import os
@@ -14,7 +14,7 @@ _PROBE_SECONDS = 10
 
 
 class DataUnavailable(RuntimeError):
-    """The data is not prepared on this machine and cannot be downloaded.
+    """Error for a data set or split that is not on this machine and cannot be downloaded.
 
     Example:
         >>> import tfdp
@@ -27,7 +27,7 @@ class DataUnavailable(RuntimeError):
 
 
 def builder_of(name: str, data_dir: str | None):
-    """Returns the builder of `tensorflow_datasets`; reads no record and downloads nothing."""
+    """Returns the builder of a data set. Reads no example and downloads nothing."""
     import tensorflow_datasets as tfds  # imported here, so that "digits" does not need it
 
     data_dir = data_dir or os.environ.get("TFDS_DATA_DIR") or None
@@ -35,7 +35,7 @@ def builder_of(name: str, data_dir: str | None):
 
 
 def prepared(name: str, data_dir: str | None, host: str):
-    """Returns the builder, and downloads the dataset first if it is not prepared."""
+    """Returns the builder of a data set, and downloads the data first if they are not prepared."""
     builder = builder_of(name, data_dir)
     if not builder.info.splits:
         _download(builder, host)
@@ -51,7 +51,7 @@ def read(builder, split: str) -> dict[str, np.ndarray]:
 
 
 def check_split(builder, split: str) -> None:
-    """Raises an error for splits that do not exist, are empty or repeat an example."""
+    """Raises an error if a split does not exist, is empty or repeats an example."""
     if split.partition("[")[0] not in builder.info.splits:
         raise no_split(builder.name, split, builder.info.splits, builder.data_dir)
     try:
@@ -67,8 +67,8 @@ def check_split(builder, split: str) -> None:
     parts = builder.info.splits[split].file_instructions
     if any(_share(one, other) for one, other in itertools.combinations(parts, 2)):
         raise ValueError(
-            f"The split {split!r} has some examples several times, and the accounting would count them "
-            "once. Use parts that do not overlap."
+            f"The split {split!r} repeats some examples, which the accounting would count once. Use "
+            "parts that do not overlap."
         )
 
 
@@ -80,7 +80,7 @@ def check_apart(builder, name: str, train_split: str, test_split: str) -> None:
     for mine, other in itertools.product(first.file_instructions, second.file_instructions):
         if _share(mine, other):
             raise ValueError(
-                "The training split {train_split!r} and the test split {test_split!r} of {name!r} "
+                f"The training split {train_split!r} and the test split {test_split!r} of {name!r} "
                 "share examples. Use parts that do not overlap, such as "
                 "--train_split=test[:6000] --test_split=test[6000:]."
             )
@@ -115,7 +115,7 @@ def _download(builder, host: str) -> None:
 
 
 def _probe(host: str) -> None:
-    """Raises if `host` does not answer within seconds, so that no download hangs without a network."""
+    """Raises an error if the host does not answer, because a download would hang without a network."""
     outcome: list[Exception] = []
 
     def ask():

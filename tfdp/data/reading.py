@@ -19,12 +19,19 @@ _BLOCK = 1024
 
 
 def read_dataset(dataset: tf.data.Dataset, cache: str | os.PathLike | None = None) -> Columns:
-    """Reads all examples of a dataset.
+    """Reads all examples of a `tf.data.Dataset` once and returns them as a source.
+
+    Lots need examples by their index, which a `tf.data.Dataset` cannot give. `make_lots` calls this
+    function for such a dataset.
 
     Args:
-        dataset: Yields single examples x, (x, y) or (x, y, sample_weight), no batches and no
-            repetitions. Its random operations (shuffling, augmentation) run once.
-        cache: A folder as in `cached`; None keeps the examples in memory.
+        dataset: Yields single examples x, (x, y) or (x, y, sample_weight), not batches, and each
+            example once. Its random operations (shuffling, augmentation) run only once.
+        cache: Folder for memory-mapped files of the examples; see `cached`. None keeps them in
+            memory.
+
+    Returns:
+        A `Source` of the examples.
 
     Raises:
         ValueError: If the dataset is infinite or empty, its elements are batches, or the folder has
@@ -48,8 +55,8 @@ def read_dataset(dataset: tf.data.Dataset, cache: str | os.PathLike | None = Non
     if leaves and all(leaf.shape[:1] == [None] for leaf in leaves):
         raise ValueError(
             f"Expected single examples of one shape. Received elements of {spec}, which look like "
-            "batches. Use dataset.unbatch() for single examples. If these are single examples, set "
-            "their length: dataset.map(lambda x: tf.ensure_shape(x, [length, ...]))."
+            "batches. Use dataset.unbatch(). If they are single examples, set their length: "
+            "dataset.map(lambda x: tf.ensure_shape(x, [length, ...]))."
         )
     known = all(leaf.shape.is_fully_defined() for leaf in leaves)
     blocks = dataset.batch(_BLOCK).as_numpy_iterator() if known else _stacked_blocks(dataset)
@@ -58,7 +65,7 @@ def read_dataset(dataset: tf.data.Dataset, cache: str | os.PathLike | None = Non
 
 
 def _stacked_blocks(dataset) -> Iterator:
-    """Blocks of examples of unknown shape; errors name a row."""
+    """Yields blocks of examples of unknown shape. Errors name a row."""
     examples = dataset.as_numpy_iterator()
     for start in itertools.count(0, _BLOCK):
         block = [*itertools.islice(examples, _BLOCK)]
@@ -68,18 +75,22 @@ def _stacked_blocks(dataset) -> Iterator:
 
 
 def cached(source: Source, folder: str | os.PathLike) -> Columns:
-    """Writes the rows of a source to files once, and returns them as memory-mapped arrays.
+    """Writes the rows of a source to files once, and returns a source that reads these files.
 
-    Use it for rows that are stored in blocks, such as compressed HDF5, and for slow decoding. A folder
+    Use it if drawing single rows is slow: for rows that are stored in blocks, such as compressed HDF5,
+    or slow to decode. The files are memory-mapped, so the data may be larger than the memory. A folder
     that was written earlier is reused.
 
     Args:
-        source: A source of numbers, or data for `as_source`.
-        folder: For one `.npy` file per array. Remove it when the rows change.
+        source: A `Source` of numbers, or data for `as_source`.
+        folder: Path of the folder for the files, one `.npy` file per array. Remove it when the rows
+            change: only their number and the first rows are compared.
+
+    Returns:
+        A `Source` of the same rows.
 
     Raises:
-        ValueError: If the rows contain texts; or the folder has another number of rows, or other
-            first rows.
+        ValueError: If the rows contain texts, or the folder has other rows.
 
     Example:
         >>> import numpy as np, tempfile, tfdp
@@ -95,16 +106,16 @@ def cached(source: Source, folder: str | os.PathLike) -> Columns:
 
 
 def read_blocks(blocks: Iterable, folder: str | os.PathLike | None, rows: int) -> Any:
-    """Reads structures of arrays, block by block.
+    """Concatenates blocks of rows, in memory or in memory-mapped files.
 
     Args:
-        blocks: Structures of arrays [rows, ...]; all have the entries, shapes and types of the
+        blocks: Structures of arrays [rows, ...]. All have the entries, shapes and types of the
             first.
-        folder: As in `cached`; None keeps the arrays in memory.
-        rows: Number of all rows; negative if it is unknown.
+        folder: Folder for the files, as for `cached`. None keeps the arrays in memory.
+        rows: Number of all rows. Negative if it is unknown.
 
     Returns:
-        The structure of the arrays of all rows.
+        A structure of arrays, with all rows.
     """
     blocks = _conformed(blocks)
     first = next(blocks, None)
@@ -114,7 +125,7 @@ def read_blocks(blocks: Iterable, folder: str | os.PathLike | None, rows: int) -
     if folder is None:
         return with_arrays(first, map(np.concatenate, zip(*blocks, strict=True)))
     if any(column.dtype.hasobject for column in all_arrays(first)):
-        raise ValueError("Texts cannot be memory-mapped. Make them numbers first, with map(f).")
+        raise ValueError("Texts cannot be memory-mapped. Convert them to numbers first, by map(f).")
     if not os.path.isdir(folder) or not os.listdir(folder):
         partial = f"{os.fspath(folder)}.partial"
         os.makedirs(partial, exist_ok=True)
@@ -126,13 +137,13 @@ def read_blocks(blocks: Iterable, folder: str | os.PathLike | None, rows: int) -
         same = begins.dtype == column.dtype and begins.tobytes() == column.tobytes()
         if not same or 0 <= rows != len(array):
             raise ValueError(
-                f"{os.fspath(folder)!r} has other rows. Remove it, or use another folder."
+                f"The folder {os.fspath(folder)!r} has other rows. Remove it, or use another folder."
             )
     return with_arrays(first, arrays)
 
 
 def _conformed(blocks) -> Iterator:
-    """Blocks with the dtypes of lots and the form of the first block."""
+    """Yields the blocks with their dtypes in lots, and checks that all have one form."""
     spec, start = None, 0
     for block in blocks:
         block = each_array(in_lots, block)
@@ -146,7 +157,7 @@ def _paths(folder, number) -> list[str]:
 
 
 def _write(like, blocks, folder) -> None:
-    """Writes blocks of arrays; the number of rows is known only at the end."""
+    """Writes blocks of arrays. The headers are written twice, since the number of rows comes last."""
     with contextlib.ExitStack() as opened:
         files = [opened.enter_context(open(path, "wb")) for path in _paths(folder, len(like))]
         rows = 0
@@ -159,7 +170,7 @@ def _write(like, blocks, folder) -> None:
 
 
 def _write_headers(files, like, rows) -> None:
-    """Writes the headers of `.npy` files; NumPy leaves room for a larger number of rows."""
+    """Writes the headers of `.npy` files. NumPy leaves room for a larger number of rows."""
     for file, column in zip(files, like, strict=True):
         header = np.lib.format.header_data_from_array_1_0(column)
         file.seek(0)

@@ -1,10 +1,10 @@
-"""Sampling schemes, which draw lots: one small frozen class each.
+"""Sampling schemes, which draw the examples of each lot: one small frozen class each.
 
 A scheme knows only the number of units in the data, and draws their indices. A unit is an example, a
-person with all their examples, or a group of neighbours in the data that is clipped as one
+person with all their examples, or a group of neighbouring examples that is clipped as one
 (`microbatch_size`). Each class draws exactly by its `sampling`, the scheme that is accounted.
 
-The draws of a step depend on the secret, the iterator and the number of the step only, so they are the
+The draws of a step depend only on the secret, the iterator and the number of the step, so they are the
 same for every source of rows.
 """
 
@@ -30,8 +30,9 @@ class Scheme(abc.ABC):
 
     Attributes:
         available: Number of examples (or people) that lots are drawn from.
-        lot_size: L, the nominal size of a lot.
-        unit_size: Number of neighbours in the data that are drawn together; divides `lot_size`.
+        lot_size: L, the nominal number of examples in a lot.
+        unit_size: Number of neighbouring examples in the data that are drawn together, a divisor of
+            `lot_size`. 1 by default.
 
     Raises:
         ValueError: If the lot size is not an integer from 1 to N, or not a multiple of `unit_size`.
@@ -81,7 +82,7 @@ class Scheme(abc.ABC):
 
     @property
     def units(self) -> int:
-        """Number of units that are drawn from; the last one may have fewer examples than the others."""
+        """Number of units to draw from. The last unit may have fewer examples than the others."""
         return -(-self.available // self.unit_size)
 
     @property
@@ -93,19 +94,19 @@ class Scheme(abc.ABC):
     _count: ClassVar[Any] = None
 
     def usual_units(self) -> int:
-        """Returns a number of units that suffices for every lot, or for nearly all of random size."""
+        """Returns the number of units in a lot; if it is random, a number that it rarely exceeds."""
         if self._count is None:
             return self.units_of_lot
         return max(1, self._count.exceeded_with(OVERFLOW_PROBABILITY))
 
     @abc.abstractmethod
     def draw(self, words: Words, stream: int, step: int, turn: int = 0) -> np.ndarray:
-        """Returns the units of a lot, int64.
+        """Draws a lot and returns the indices of its units, int64.
 
         Args:
-            words: The secret words.
+            words: The secret random words.
             stream: Number of the iterator.
-            step: Number of the lot, from the first one of the iterator.
+            step: Number of the lot. The first lot of an iterator is 0.
             turn: The group that lot 0 comes from, if groups take turns.
         """
 
@@ -114,9 +115,10 @@ class Scheme(abc.ABC):
 class Poisson(Scheme):
     """Poisson sampling: every example joins every lot independently, with probability L / N.
 
-    A lot may be empty, and still counts as a step. A lot exceeds the padded size with probability at
-    most `OVERFLOW_PROBABILITY`, and is never cut, because cutting would break the independence that
-    amplification needs. The number of members is drawn first, then the members, in time and memory that
+    It is the default of `fit`. Sampling amplifies privacy. The size of a lot is random. A lot may be
+    empty, and still counts as a step. A lot exceeds the padded size with probability at most
+    `OVERFLOW_PROBABILITY`. It is never cut, because cutting would break the independence that
+    amplification needs. The number of members is drawn first, then the members, so time and memory
     depend on the lot only.
 
     With `nominal_examples` the probability is L / nominal_examples for any number of examples. The
@@ -128,8 +130,8 @@ class Poisson(Scheme):
     Attributes:
         nominal_examples: A positive integer that was chosen without looking at the data, such as
             the number of people who were asked to take part. With more or fewer examples, the
-            average size of a lot is larger or smaller than L.
-        shard_of: As in `RandomAllocation`.
+            average size of a lot is larger or smaller than L. None counts the examples.
+        shard_of: Number of examples on all machines, for the shard of one; see `RandomAllocation`.
     """
 
     nominal_examples: int | None = None
@@ -144,7 +146,7 @@ class Poisson(Scheme):
         _check_shard(self)
         if nominal is not None and self.shard_of is not None:
             raise ValueError(
-                "nominal_examples cannot be combined with shard_of. Leave one of them out."
+                "nominal_examples cannot be combined with shard_of. Remove one of them."
             )
         super().__post_init__()
 
@@ -169,13 +171,14 @@ class Poisson(Scheme):
 class CyclicPoisson(Scheme):
     """Cyclic Poisson sampling: groups take turns, and a lot is a Poisson sample of one group.
 
-    Each example of the group joins the lot independently, with probability groups * L / N. Example i is
-    in group i mod groups, regardless of its content. Lot t comes from group t mod groups, so that two
-    lots with the same example are at least `groups` steps apart. Amplified banded matrix mechanisms
-    need this (Choquette-Choo et al. 2023). With one group, this is Poisson sampling.
+    Use it with correlated noise: amplification of the banded matrix mechanism needs it (Choquette-Choo
+    et al. 2023). Each example of a group joins the lot independently, with probability groups * L / N.
+    Example i is in group i mod groups, regardless of its content. Lot t comes from group t mod groups,
+    so two lots with the same example are at least `groups` steps apart. With one group, this is Poisson
+    sampling.
 
     All groups have the same size: the last (number of examples) mod groups examples are always left
-    out and do not count in `num_examples`. A lot may be empty; no lot is ever cut.
+    out, and do not count in `num_examples`. A lot may be empty. No lot is ever cut.
 
     Attributes:
         groups: Number of groups; groups * lot_size is at most the number of examples.
@@ -214,15 +217,16 @@ class CyclicPoisson(Scheme):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cyclic(Scheme):
-    """The data in its given order, L examples at a time, the same lots in every epoch.
+    """The data in their given order, L examples at a time, with the same lots in every epoch.
 
-    The last N mod L examples are left out, so that no lot is partial. With `keep_last`, they form a
-    last lot, filled with absent examples. The accounting counts absent examples: `num_examples` is
-    then N rounded up to whole lots, so that every example is in exactly one of the
-    `steps_per_epoch` lots of an epoch.
+    There is no randomness, and so no amplification. The last N mod L examples are left out, so that no
+    lot is partial. With `keep_last` they form a last lot, filled with absent examples. The accounting
+    counts absent examples: `num_examples` is then N rounded up to whole lots, so that every example is
+    in exactly one of the `steps_per_epoch` lots of an epoch.
 
     Attributes:
-        keep_last: Whether an epoch ends with a partial lot instead of leaving out examples.
+        keep_last: Whether an epoch ends with a partial lot, instead of leaving out examples. False by
+            default.
     """
 
     keep_last: bool = False
@@ -241,10 +245,11 @@ class Cyclic(Scheme):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shuffle(Scheme):
-    """A fresh permutation of the data in each epoch, cut into N // L lots.
+    """A new random order of the data in each epoch, cut into N // L lots.
 
-    The N mod L examples at the end of a permutation are left out of that epoch. With more
-    than `draws.MOST_SHUFFLED` units, the permutation is a keyed one.
+    Keras' `fit` shuffles in this way, but keeps a partial batch. Here the N mod L examples at the end
+    of an order are left out of that epoch. It is accounted without amplification. With more than
+    `draws.MOST_SHUFFLED` units, the order is a keyed permutation.
     """
 
     sampling = "shuffle"
@@ -259,16 +264,16 @@ class Shuffle(Scheme):
 class RandomAllocation(Scheme):
     """In each epoch, every example is in one of the N // L lots, drawn uniformly and independently.
 
-    It resembles a shuffled epoch, except that lots have random sizes, as Poisson lots have. Its privacy
-    is amplified, and its epsilon is close to that of Poisson lots ("balls and bins",
-    Chua et al. 2024). Beyond `draws.MOST_SHUFFLED` units, the sizes of lots are multinomial and their
-    members are consecutive in a keyed permutation.
+    This is known as "balls and bins" (Chua et al. 2024). It resembles a shuffled epoch, since every
+    example is used once, but lots have random sizes, as Poisson lots have. Sampling amplifies privacy,
+    and epsilon is close to that of Poisson lots. With more than `draws.MOST_SHUFFLED` units, the sizes
+    of lots are multinomial, and their members are consecutive in a keyed permutation.
 
     Attributes:
-        shard_of: Number of examples (or people) on all machines together, if these are the shard
-            that only this machine can read. Lots are drawn from a shard at the rate, or over the
-            number of lots, of all; together, the shards' lots are those of the whole data. None for
-            whole data.
+        shard_of: Number of examples (or people) on all machines together, if the data are the shard
+            that only this machine can read. The rate, or the number of lots, is then that of all
+            data, so that the lots of all shards together are those of the whole data. None for whole
+            data.
     """
 
     shard_of: int | None = None
@@ -308,7 +313,7 @@ def _check_shard(scheme):
 
 
 def _in_order(words, stream, epoch, units, first, count):
-    """The `count` units from place `first` in the order of an epoch."""
+    """Returns `count` units from place `first` on, in the order of an epoch."""
     if units > MOST_SHUFFLED:
         secret = words.secret(stream, epoch, ORDER)
         return KeyedPermutation(secret, units).at(np.arange(first, first + count))
@@ -319,7 +324,7 @@ def _in_order(words, stream, epoch, units, first, count):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WithReplacement(Scheme):
-    """L independent uniform draws per lot: an example may occur several times in one lot."""
+    """Lots of L independent uniform draws: an example may occur several times in one lot."""
 
     sampling = "with_replacement"
 
@@ -329,11 +334,11 @@ class WithReplacement(Scheme):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FixedSize(Scheme):
-    """L distinct examples per lot; each lot is a new draw in which every set of L is equally likely.
+    """Lots of exactly L distinct examples, drawn anew in each step; every set is equally likely.
 
-    This is the usual idea of a batch. Every lot has L examples, so it is padded only to whole physical
-    batches. Nevertheless it costs more privacy than a Poisson lot: if one example is not drawn,
-    another one takes its place.
+    This is the usual idea of a random batch. No padding is needed, except to whole physical batches.
+    Nevertheless it costs more privacy than a Poisson lot: if one example is not drawn, another one
+    takes its place.
     """
 
     sampling = "fixed_size"

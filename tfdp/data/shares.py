@@ -1,8 +1,8 @@
-"""The shares of a lot that the replicas of a training compute: which rows each of them reads.
+"""Divides a lot among the replicas of a training: which rows each of them reads.
 
-Every machine draws the indices of the whole lot from the same secret, and reads the rows of its own
-shares only. A lot is cut by place: with s rows in a share, share r has the places from r s on. All
-shares of a lot have the same number of rows, so a replica knows the place of its first row.
+Every machine draws the indices of the whole lot from the same secret, and reads only the rows of its
+own shares. A lot is cut by place: with s rows in a share, share r begins at place r s. All shares of a
+lot have the same number of rows, so a replica knows the place of its first row.
 
 Formal guarantee: each row of a lot is in exactly one share. Rows that fill a share are copies of a real
 row with weight 0.
@@ -17,7 +17,7 @@ import tensorflow as tf
 
 @dataclasses.dataclass(frozen=True)
 class Shares:
-    """The shares that one machine reads: those from number `first` on.
+    """The shares of each lot that one machine reads, which have consecutive numbers.
 
     Attributes:
         parts: Number of shares of a lot, one for each replica on all machines.
@@ -30,7 +30,7 @@ class Shares:
     local: int = 1
 
     def at(self, element: int) -> tuple[int, int]:
-        """Returns (lot, share) of an element, where the shares of a lot follow each other."""
+        """Returns (lot, share) of an element in the order in which this machine reads shares."""
         lot, place = divmod(element, self.local)
         return lot, self.first + place
 
@@ -38,10 +38,10 @@ class Shares:
         """Returns the units of a share, and its number of rows.
 
         Args:
-            units: Those of the whole lot.
+            units: Units of the whole lot.
             share: Number of the share.
-            rows: Number of rows of the whole lot.
-            unit: Number of rows of a unit, which no share cuts.
+            rows: Number of rows in the whole lot.
+            unit: Number of rows of a unit, which stay in one share.
         """
         if self.parts == 1:
             return units, rows
@@ -60,8 +60,8 @@ def share_of(batch, parts: int, share, unit: int = 1) -> tuple:
     Args:
         batch: x, (x, y) or (x, y, sample_weight), structures of tensors with at least one row.
         parts: Number of shares.
-        share: Number of the share, an integer or a scalar.
-        unit: Number of consecutive rows that no share cuts.
+        share: Number of the share, an integer or a scalar tensor.
+        unit: Number of consecutive rows that stay in one share.
     """
     x, y, weights = tf.nest.map_structure(
         lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf),

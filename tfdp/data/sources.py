@@ -1,15 +1,7 @@
-"""Sources of rows by index, from arrays in memory to files on disk.
+"""Sources of examples by their index, from arrays in memory to files on disk.
 
 A source has a length and returns the rows at sorted, distinct indices. Everything else (drawing lots,
 applying functions, padding) is the same for all sources.
-
-`as_source` makes a source from
-
-* arrays and nested structures of arrays: NumPy's (a `np.memmap` stays on disk), and anything that has a
-  `shape` and can be sliced, such as datasets of HDF5 and arrays of Zarr;
-* anything with `__len__` and `__getitem__` (or `__getitems__`) that returns one example by its index:
-  `tfds.data_source`, ArrayRecord, Grain's sources and `MapDataset`, datasets of Hugging Face and the
-  map-style datasets of PyTorch.
 """
 
 import abc
@@ -35,16 +27,20 @@ from tfdp.data.mapping import RowFunction
 
 # Number of rows in the fingerprint of a source that is not in memory.
 _FINGERPRINT_ROWS = 1000
-# Lengths from here on mean endless: an endless `grain.MapDataset` has the length `sys.maxsize`.
+# An endless `grain.MapDataset` has the length `sys.maxsize`.
 _ENDLESS = 2**62
 REPEATED = (
-    "The data repeat their rows, so each row would count as several examples. Remove repeat(): lots "
+    "The data repeat their rows, so each row would count as several examples. Remove repeat(). Lots "
     "never run out."
 )
 
 
 class Source(abc.ABC):
-    """Rows (x, y, sample_weight) by index. Absent targets or weights are None.
+    """Base class of data that return examples by their index, in memory or on disk.
+
+    `as_source` makes a source from arrays or your own object. Pass it to `fit`, `evaluate`, `predict`
+    or `make_lots` in place of arrays. A row is (x, y, sample_weight), with None for absent targets or
+    weights. `source[a:b]` is a part of a source, such as a training split.
 
     Example:
         >>> import numpy as np, tfdp
@@ -69,8 +65,8 @@ class Source(abc.ABC):
             indices: int64 of shape [n], from 0 to the length - 1.
 
         Returns:
-            (x, y, sample_weight), structures of arrays; or a list of such examples, whose shapes
-            may differ until a function makes them equal.
+            (x, y, sample_weight), structures of arrays with n rows; or a list of n examples, whose
+            shapes may differ until a function of `map` makes them equal.
         """
 
     def rows(self, indices: np.ndarray) -> tuple:
@@ -82,19 +78,19 @@ class Source(abc.ABC):
         return rows if np.array_equal(found, indices) else at_places(rows, places)
 
     def in_memory(self) -> tuple | None:
-        """All rows, if they are arrays in memory; else None."""
+        """Returns all rows (x, y, sample_weight) if they are arrays in memory, otherwise None."""
         return None
 
     def __getitem__(self, part: int | slice | np.ndarray) -> Any:
-        """A row, or a part of the source such as `source[:50_000]`, without reading its rows.
+        """Returns one row, or a part of the source as another source, without reading its rows.
 
         Args:
-            part: The index of one row; a slice; distinct indices of rows, integers of shape [n]; or
-                a mask, bool of shape [rows].
+            part: The index of one row; a slice, as in `source[:50_000]`; distinct indices, integers
+                of shape [n]; or a mask, bool of shape [rows].
         """
         if isinstance(part, int | np.integer):
             if not -len(self) <= part < len(self):
-                raise IndexError(f"There is no row {part} among {len(self)}.")
+                raise IndexError(f"There is no row {part}. The source has {len(self)} rows.")
             row = self.rows(np.array([part % len(self)]))
             return keras.utils.pack_x_y_sample_weight(*each_array(lambda leaf: leaf[0], row))
         if isinstance(part, slice):
@@ -112,13 +108,20 @@ class Source(abc.ABC):
         return Part(self, places)
 
     def map(self, function: Callable, *, python: bool = False) -> "Source":
-        """Returns the source with a function applied to every row; see `Lots.map`."""
+        """Returns a source whose rows are decoded or tokenized by a function when they are read.
+
+        For random augmentation use `Lots.map`, which passes a new seed in each step.
+
+        Args:
+            function: `f(example)`, with an example and a result as in `Lots.map`.
+            python: As in `Lots.map`.
+        """
         return Mapped(self, RowFunction(function, python=python))
 
     def fingerprint(self) -> str:
-        """Returns a digest of length, types and rows, as secret as the rows.
+        """Returns a digest of the length, the types and the rows, which is as secret as the rows.
 
-        For a source that is not in memory, up to 1,000 rows at fixed places are read.
+        If the source is not in memory, up to 1,000 rows at fixed places are read instead of all.
         """
         rows, count = self.in_memory(), len(self)
         if rows is None:
@@ -137,7 +140,7 @@ class Source(abc.ABC):
 
 
 class Columns(Source):
-    """A source of arrays with a common first axis, which are never copied.
+    """A source of arrays with equally many rows. The arrays are not copied.
 
     Args:
         x, y, sample_weight: Structures of arrays, or of anything that has a `shape` and can be
@@ -166,10 +169,10 @@ class Columns(Source):
 
 
 class Records(Source):
-    """A source that reads an object with one example per index.
+    """A source that reads examples from an object by their index.
 
     Args:
-        records: Has `__len__`, and `__getitem__` or `__getitems__`.
+        records: An object with `__len__`, and `__getitem__` or `__getitems__`.
         keys: Names of the entries of an example that is a dictionary: x, (x, y) or (x, y,
             sample_weight), where x and y may be structures of names.
     """
@@ -220,8 +223,8 @@ class Part(Source):
     """Some rows of another source.
 
     Args:
-        source: The source.
-        places: Their row numbers in it.
+        source: The other source.
+        places: The numbers of the rows in the other source.
     """
 
     def __init__(self, source: Source, places: range | np.ndarray):
@@ -257,7 +260,7 @@ class Part(Source):
         return each_array(lambda column: column[part], held)
 
     def whole(self) -> tuple[Source, range | np.ndarray]:
-        """The source that is not a part of another, and the places of these rows in it."""
+        """Returns the source that parts were taken from first, and the places of these rows in it."""
         if not isinstance(self._source, Part):
             return self._source, self._places
         source, inner = self._source.whole()
@@ -272,15 +275,14 @@ class Mapped(Source):
 
     Args:
         source: The other source.
-        function: Takes no seed.
+        function: A function without a seed.
     """
 
     def __init__(self, source: Source, function: RowFunction):
         if function.seeded:
             raise ValueError(
-                "Expected a function of one argument, an example such as (x, y). Received one of an "
-                "example and a seed, but the rows of a source never change. Use lots.map(f), which "
-                "passes new seeds in each step."
+                "A function with a seed cannot be mapped over a source, whose rows never change. Use "
+                "lots.map(f), which passes new seeds in each step, or a function of the example only."
             )
         self._source, self._function = source, function
 
@@ -293,7 +295,7 @@ class Mapped(Source):
 
 
 def _repeats(records) -> bool:
-    """Whether a dataset of Grain or Hugging Face, which may not be installed, has rows repeatedly."""
+    """Whether a dataset of Grain or Hugging Face repeats rows. Neither has to be installed."""
     parents, chosen = getattr(records, "_parents", ()), getattr(records, "_indices", None)
     # The rows of a table that Hugging Face selected.
     if chosen is not None and hasattr(chosen, "num_rows"):
@@ -313,15 +315,24 @@ def is_source(x: Any) -> bool:
 
 
 def as_source(x: Any, y: Any = None, sample_weight: Any = None, *, keys: Any = None) -> Source:
-    """Converts data to a source of rows.
+    """Converts arrays, or an object that returns examples by their index, to a `Source`.
+
+    Use it for data that do not fit into memory. Rows are read when they are drawn. The arrays may be
+    those of NumPy, memory-mapped ones, or anything that has a `shape` and can be sliced (HDF5, Zarr).
+    Objects have `__len__` and `__getitem__` or `__getitems__`: `tfds.data_source`, ArrayRecord, Grain's
+    sources and `MapDataset`, Hugging Face datasets, PyTorch's map-style datasets, your own classes.
 
     Args:
-        x: A source; an object that returns an example by its index; or arrays. A tuple alone is
-            (x,), (x, y) or (x, y, sample_weight), so two inputs without targets are [a, b] or ((a,
-            b),).
-        y, sample_weight: Arrays, or None.
-        keys: For examples that are dictionaries, and for files of named arrays (NumPy's npz, HDF5):
-            the names of x, (x, y) or (x, y, sample_weight).
+        x: A source; an object that returns one example by its index; or arrays. A tuple without `y`
+            is (x,), (x, y) or (x, y, sample_weight). So pass two inputs without targets as [a, b]
+            or ((a, b),).
+        y, sample_weight: Arrays, or None. Only for `x` of arrays.
+        keys: Names of the entries to use, if examples are dictionaries or `x` is a file of named
+            arrays (npz, HDF5): x, (x, y) or (x, y, sample_weight), where x and y may be structures of
+            names.
+
+    Returns:
+        A `Source`, for `fit`, `evaluate`, `predict` or `make_lots`.
 
     Raises:
         ValueError: If the arguments cannot be combined.

@@ -1,4 +1,4 @@
-"""Public facts about data sets of `tensorflow_datasets`, known before a record is read."""
+"""Public facts about data sets of `tensorflow_datasets`, known before an example is read."""
 
 import dataclasses
 import importlib
@@ -11,12 +11,12 @@ class Spec:
     Attributes:
         input_shape: Shape of one example; () for texts.
         num_classes: Number of classes.
-        host: Where the builder downloads from.
+        host: Address from which the data are downloaded.
         train_split: The usual training examples, in the notation of `tensorflow_datasets`.
-        test_split: The usual test examples; None takes "test" or else "validation".
-        text: The features that make up a text, in this order; none for images.
-        builder: The name in `tensorflow_datasets`, if it differs.
-        row: Number of bytes of text in an example; 0 if an example is a whole text.
+        test_split: The usual test examples. None means "test", or "validation" if there is no "test".
+        text: The features that are joined to a text, in this order. Empty for images.
+        builder: The name in `tensorflow_datasets`. None if it is the same.
+        row: Number of bytes of text in an example. 0 if an example is a whole text, or no text.
     """
 
     input_shape: tuple[int, ...]
@@ -30,7 +30,7 @@ class Spec:
 
     @property
     def kind(self) -> str:
-        """The kind of an example: "images", "rows" of bytes, or "texts"."""
+        """The kind of examples: "images", "rows" of bytes, or "texts"."""
         if self.row:
             return "rows"
         return "texts" if self.text else "images"
@@ -50,13 +50,13 @@ class Spec:
 
 
 def listed_names() -> list[str]:
-    """Returns the names of the data sets whose code comes with `tensorflow_datasets`."""
+    """Returns the names of all data sets that `tensorflow_datasets` includes."""
     datasets = importlib.import_module("tensorflow_datasets")  # 0.4 s, and no TensorFlow
     return datasets.list_builders(with_community_datasets=False)
 
 
 def described(name: str, features) -> Spec:
-    """Returns the `Spec` of any data set that has a class label and an image or one text.
+    """Returns the `Spec` of a data set that has a class label, and an image or one text.
 
     Args:
         name: The name in `tensorflow_datasets`, for messages.
@@ -72,22 +72,22 @@ def described(name: str, features) -> Spec:
     shown = ", ".join(f"{each} ({kind})" for each, kind in sorted(kinds.items()))
     if not isinstance(features.get("label"), datasets.features.ClassLabel):
         raise ValueError(
-            f"Expected a data set with a class label named 'label'. Found {name!r} with {shown}. "
-            "Use another data set."
+            f"Expected a data set with a class label named 'label'. {name!r} has {shown}. Use another "
+            "data set."
         )
     known = {"num_classes": features["label"].num_classes, "host": _HOST, "test_split": None}
     if kinds.get("image") == "Image":
         shape = tuple(features["image"].shape)
         if None in shape:
             raise ValueError(
-                f"Expected images of one size. Found {name!r} with images of {shape}. Use another "
-                "data set."
+                f"Expected images of one size. {name!r} has images of shape {shape}. Use another data "
+                "set."
             )
         return Spec(shape, **known)
     if len(texts) != 1:
         raise ValueError(
-            f"Expected a data set with an image or with one text. Found {name!r} with {shown}. In "
-            "Python, map the examples of tensorflow_datasets.load to (text, label), for make_lots."
+            f"Expected a data set with an image or one text. {name!r} has {shown}. In Python, map the "
+            "examples of tensorflow_datasets.load to (text, label), and pass them to make_lots."
         )
     return Spec((), text=tuple(texts), **known)
 

@@ -28,7 +28,7 @@ def derived(key: bytes, purpose: str) -> bytes:
 
 
 class Bits:
-    """The words of one place, in order.
+    """The sequence of random words at one place: a purpose, a stream and a position.
 
     Args:
         generator: A bit generator of NumPy.
@@ -44,8 +44,8 @@ class Bits:
     def below(self, limit: int, count: int) -> np.ndarray:
         """Returns independent uniform integers from 0 to limit - 1, uint64 of shape [count].
 
-        The low bits that `limit` needs are compared with it, and words that are too large are
-        rejected, so all integers are exactly equally likely.
+        Words are cut to the bits that `limit` needs, and rejected if they are too large. So all
+        integers are exactly equally likely.
         """
         mask = np.uint64((1 << (limit - 1).bit_length()) - 1)
         found = np.empty(count, np.uint64)
@@ -80,7 +80,7 @@ class Words:
 
     @classmethod
     def of_seed(cls, seed: int | None) -> "Words":
-        """Words from a seed, a non-negative integer; None uses the operating system's entropy."""
+        """Makes words from a seed, a non-negative integer. None uses the operating system's entropy."""
         state = np.random.SeedSequence(seed).generate_state(2, np.uint64)
         return cls(state.astype("<u8").tobytes())
 
@@ -97,7 +97,7 @@ class Words:
         return self.bits(stream, position, purpose).words(2).astype("<u8").tobytes()
 
     def bits(self, stream: int, position: int, purpose: int = LOT) -> Bits:
-        """Returns the words of a place.
+        """Returns the random words at a place.
 
         Args:
             stream: Number of the stream.
@@ -108,10 +108,10 @@ class Words:
         return Bits(np.random.Philox(key=self._key, counter=counter))
 
     def of_epoch(self, key: Hashable, epoch: int, make: Callable[[], Any]) -> Any:
-        """Returns the result of `make` for an epoch, which is computed once.
+        """Returns `make()` for an epoch, and computes it only once.
 
-        The newest epochs of two keys are kept, so that two iterators can take turns, each with one
-        order of all units in memory.
+        The newest epoch of each of two keys is kept. So two iterators can take turns, with one order of
+        all units in memory for each.
         """
         with self._lock:
             kept, made = self._made.pop(key, (None, None))
