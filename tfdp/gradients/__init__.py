@@ -1,10 +1,13 @@
 """Per-example gradients, and their bounded sum over a lot.
 
+`per_example_gradients` and `per_example_gradient_norms` show the gradients of any Keras model. Private
+training uses the other modules.
+
 Read the ghost engine in this order: `contract` (the result of an engine), `factors` (the forms of a
 per-example gradient), `forward` (the model as a function), `engines.ghost` and `engines.row_pass` (the
 pass of each row), `uses` (how a weight is used there), `weight_ops` and `pullbacks` (the form of its
 gradient), `sums` (weights that are used several times), `engines.clip_and_sum` (norms, clipping, sum)
-and `lot` (chunks). The other modules contain special layers, the other engines, and checks before
+and `lot` (chunks). The remaining modules contain special layers, the other engines, and checks before
 training.
 
 Example:

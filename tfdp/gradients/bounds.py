@@ -1,9 +1,9 @@
 """Bounds on one example's influence on the sum of gradients.
 
-A bound receives the squared L2 norm of each example's gradient in each layer and returns a scale for
-each; an engine multiplies the gradients by the scales and sums them. A bound on single entries
-receives the gradients themselves instead. Each bound carries its own sensitivity, so that noise cannot
-be calibrated to another constant than the one that was enforced.
+A bound receives the squared L2 norm of each example's gradient in each layer, and returns a scale for
+each. An engine multiplies the gradients by the scales and adds them. A bound on single entries receives
+the gradients themselves instead. Each bound states its own sensitivity, so that noise cannot be
+calibrated to another constant than the enforced one.
 """
 
 import dataclasses
@@ -18,22 +18,22 @@ from tfdp._validate import one_of, positive
 
 @dataclasses.dataclass(frozen=True)
 class L2Clip:
-    """Base class of the bounds: clips a gradient in `clip_groups` groups of variables, each at C.
+    """Base class of the bounds, which clip a gradient in `clip_groups` groups of variables, each at C.
 
     All groups together form one vector of L2 norm at most C sqrt(clip_groups).
 
     Args:
-        l2_norm_clip: C > 0, in units of the gradient; for adaptive clipping a public float32 scalar
-            tensor, which is known only while a step runs.
+        l2_norm_clip: The clip norm C > 0, in units of the gradient. For adaptive clipping a public
+            float32 scalar tensor, which is known only while a step runs.
     """
 
     # Whether the bound works on whole gradients (by `bounded`) instead of their norms (by `scales`).
     whole_gradients: ClassVar[bool] = False
 
     l2_norm_clip: float
-    # For each variable the number of its layer; empty where all are clipped as one.
+    # The number of each variable's layer. Empty if all variables are clipped as one.
     layers: tuple[int, ...] = dataclasses.field(default=(), init=False)
-    # Bounded gradients are multiplied by this number in the sum, which leaves room for its rounding.
+    # Factor of bounded gradients in the sum, slightly below 1 to leave room for rounding.
     room: float = dataclasses.field(default=1.0, kw_only=True)
 
     @property
@@ -50,7 +50,7 @@ class L2Clip:
         It is in units of the clip norm, which may be known only while a step runs. The example's own
         clipped gradient disappears, which moves the sum by at most 1. With a clipped *mean* of several
         examples, changing one example may move the mean from any point of the ball to any other, by at
-        most 2. Both are multiplied by sqrt(clip_groups).
+        most 2. Both numbers are multiplied by sqrt(clip_groups).
 
         Args:
             microbatch_size: Number of examples whose mean gradient is bounded together.
@@ -58,10 +58,10 @@ class L2Clip:
         return math.sqrt(self.clip_groups) * (1.0 if microbatch_size == 1 else 2.0)
 
     def scales(self, square_norms: tf.Tensor) -> tf.Tensor:
-        """Returns float32 [rows, layers]: the factor by which each gradient is multiplied.
+        """Returns the factor by which each gradient is multiplied, float32 [rows, layers].
 
         Args:
-            square_norms: float32 [rows, layers], squared L2 norms before bounding.
+            square_norms: Squared L2 norms before bounding, float32 [rows, layers].
         """
         raise NotImplementedError
 
@@ -93,7 +93,7 @@ class PerLayerL2Clip(L2Clip):
 
     Args:
         l2_norm_clip: C > 0, for all layers together.
-        layers: For each variable the number of its layer, from 0 to G - 1.
+        layers: The number of each variable's layer, from 0 to G - 1.
     """
 
     layers: tuple[int, ...] = ()
@@ -144,12 +144,12 @@ CLIPPINGS = ("global", "per_layer", "each_layer", "automatic", "adaptive")
 
 
 def make_bound(clipping: str, l2_norm_clip: float | tf.Tensor, paths: Sequence[str]) -> L2Clip:
-    """Returns the bound of the given name for the variables with the given paths.
+    """Returns the bound of a given name for some variables.
 
     Args:
         clipping: A name in `CLIPPINGS`.
-        l2_norm_clip: C > 0; may be a scalar tensor for "adaptive" only.
-        paths: Keras paths of the variables; variables with a common parent path belong to one
+        l2_norm_clip: The clip norm C > 0. A scalar tensor for "adaptive" only.
+        paths: Keras paths of the variables. Variables with a common parent path belong to one
             layer.
 
     Raises:

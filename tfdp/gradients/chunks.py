@@ -17,8 +17,8 @@ from tfdp.gradients.contract import BoundedSum
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.norms import rows_or_expected
 
-# Size of a chunk on a CPU for models with convolutions or recurrent layers, where the caller gives no
-# physical batch size: as many rows as make _CHUNK_BYTES in a forward pass, but within _CHUNK_ROWS.
+# Size of a chunk on a CPU for models with convolutions or recurrent layers, if the caller passes no
+# physical batch size: so many rows that a forward pass has _CHUNK_BYTES, but within _CHUNK_ROWS.
 # Larger chunks need more memory and are no faster (CIFAR-10 network at lots of 1,024, in chunks of
 # 128 and whole: 1.5 and 4.5 s, 2.0 and 9.4 GB; ResNet-18 at 64, in chunks of 32 and whole: 1.8 s
 # twice, 1.8 and 2.2 GB; tutorial CNN at 1,024, in chunks of 256 and whole: 56 and 82 ms; BiLSTM at
@@ -48,13 +48,12 @@ def with_copies(leaf: tf.Tensor, rows) -> tf.Tensor:
 
 
 def pad_rows(x, y, sample_weight: tf.Tensor, rows) -> tuple:
-    """Pads a lot with absent rows, of weight zero, which are copies of its first row.
+    """Pads a lot with absent rows, which are copies of its first row with weight zero.
 
     Args:
-        x, y: Structures of tensors with a common leading dimension.
-        sample_weight: float32, one number for each row.
-        rows: The number of rows of the result, at least as many as there are: an integer or a
-            scalar.
+        x, y: Structures of tensors [rows, ...].
+        sample_weight: Weights, float32 [rows].
+        rows: Number of rows of the result, an integer or a scalar tensor, at least that of the lot.
 
     Returns:
         (x, y, sample_weight).
@@ -77,7 +76,7 @@ def with_rows(x, y, sample_weight: tf.Tensor, rows: int) -> tuple:
 
 
 def split_rows(tree, chunks, size):
-    """Reshapes every leaf from [rows, ...] to [chunks, size, ...]; XLA cannot slice by a variable."""
+    """Reshapes leaves from [rows, ...] to [chunks, size, ...], since XLA cannot slice by a tensor."""
     known = size if isinstance(size, int) else None
 
     def split(leaf):
@@ -88,12 +87,12 @@ def split_rows(tree, chunks, size):
 
 
 def balanced_chunks(rows, limit, multiple):
-    """Cuts rows into as few chunks as the limit allows, all of one size.
+    """Divides a number of rows into as few chunks as a limit allows, all of one size.
 
     Args:
         rows: Number of rows, a Python integer or an int32 scalar.
         limit: Largest number of rows in a chunk, a multiple of `multiple`.
-        multiple: The size of a chunk is a multiple of this number.
+        multiple: A number that must divide the size of a chunk.
 
     Returns:
         (number of chunks, at least one; number of rows in a chunk).
@@ -104,15 +103,15 @@ def balanced_chunks(rows, limit, multiple):
 
 
 def suitable_rows(forward, rows, expected, multiple):
-    """Returns the largest number of rows for a chunk on a CPU, or None where the lot stays whole.
+    """Returns the largest number of rows for a chunk on a CPU, or None if the lot stays whole.
 
     Only lots for models with convolutions or recurrent layers are cut.
 
     Args:
         forward: The model's forward pass.
-        rows: Number of rows of the lot; None where it is not static.
-        expected: About how many rows are expected where `rows` is None; None where that is unknown.
-        multiple: The result is a multiple of this number.
+        rows: Number of rows in the lot. None if it is not static.
+        expected: Approximate number of rows if `rows` is None. None if unknown.
+        multiple: A number that must divide the result.
     """
     usual = rows or expected
     if rows is None and expected is not None:
@@ -134,22 +133,22 @@ def suitable_rows(forward, rows, expected, multiple):
 def works_in_sequence(forward: Forward, rows: int | None) -> bool:
     """Whether a pass over `rows` rows is so large that its parts should wait for each other.
 
-    TensorFlow starts every operation as soon as its inputs are ready: it computes the second chunk
+    TensorFlow starts every operation as soon as its inputs are ready. So it computes the second chunk
     alongside the first, and in each chunk it extracts the patches of all layers' inputs before the
-    first gradient is ready. Small models are up to 5% faster that way; ResNet-18 at lots of 64 took 2.6
-    GB instead of 1.7 (measured).
+    first gradient is ready. Small models are up to 5% faster that way. ResNet-18 at lots of 64 took 2.6
+    GB instead of 1.7 GB (measured).
     """
     bytes_of_row = forward.row_bytes
     return bytes_of_row is None or rows_or_expected(rows) * bytes_of_row > _LARGE_BYTES
 
 
 def sum_of_chunks(run: Callable, chunks, in_sequence: bool) -> BoundedSum:
-    """Returns the bounded sum of all chunks, with the rows of all of them.
+    """Adds the bounded sums of all chunks, and concatenates their rows.
 
     Args:
-        run: Maps the number of a chunk, an int32 scalar, to its `BoundedSum`.
-        chunks: Number of chunks, at least one: a Python integer or an int32 scalar.
-        in_sequence: Whether a chunk waits for the one before it. Otherwise TensorFlow may start it
+        run: A function that maps the number of a chunk, an int32 scalar, to its `BoundedSum`.
+        chunks: Number of chunks, at least one, a Python integer or an int32 scalar.
+        in_sequence: Whether a chunk waits for the chunk before it. Otherwise TensorFlow may start it
             earlier, which takes more memory.
     """
     function = concrete_function(tf.function(run, autograph=False), tf.TensorSpec([], tf.int32))

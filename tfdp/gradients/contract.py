@@ -55,26 +55,26 @@ class Outputs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class BoundedSum:
-    """The result of an engine for a chunk, and of `lot.bounded_sum` for a lot.
+    """The sum of bounded gradients of a chunk or a lot, with its sensitivity: the result of an engine.
 
     Attributes:
-        sums: float32 tensors, one per trainable variable: the sum of the bounded gradients.
-        norms: float32 [microbatches]: L2 norms of the gradients before bounding, 0 where no example
+        sums: The sums of the bounded gradients, one float32 tensor for each trainable variable.
+        norms: L2 norms of the gradients before bounding, float32 [microbatches]. 0 where no example
             is present with a finite gradient.
-        present: Bool [microbatches]: whether some example of the microbatch has a weight. For
-            several examples, also False if the squared norm of their mean is not finite.
-        clipped: float32 [microbatches]: 1 where the bound shortened the gradient.
-        non_finite: int32 scalar: number of examples with a row that counts as zero because its
-            gradient is not finite.
-        losses: float32 [rows]: unweighted per-example losses.
-        output_losses: float32 [rows, outputs]: the loss of each output, without loss weights;
+        present: Whether some example of a microbatch has a weight, bool [microbatches]. For several
+            examples, also False if the squared norm of their mean is not finite.
+        clipped: 1 where the bound shortened the gradient, float32 [microbatches].
+        non_finite: Number of examples with a row that counts as zero because its gradient is not
+            finite, an int32 scalar.
+        losses: Unweighted per-example losses, float32 [rows].
+        output_losses: The loss of each output without loss weights, float32 [rows, outputs], or
             [rows, 0] for a model with one loss.
-        outputs: The model's `Outputs` for the rows; an empty tuple if `observe` received them.
+        outputs: The model's `Outputs` for the rows. An empty tuple if `observe` received them.
         state: New values of the random state, as `Forward.advance` takes them.
         l2_norm_clip: The clip norm that was enforced; the noise is a multiple of it. A Python
             float, or a scalar tensor for adaptive clipping.
-        relative_sensitivity: The sensitivity in units of the clip norm, always a Python float;
-            `Session.check_sensitivity` compares it with what the accounting assumes.
+        relative_sensitivity: The sensitivity in units of the clip norm, always a Python float.
+            `Session.check_sensitivity` compares it with that of the accounting.
 
     `tf.nest` treats it as a structure of all fields but the last two.
     """
@@ -101,7 +101,7 @@ class BoundedSum:
 
 
 class Engine(Protocol):
-    """Turns the rows of one chunk into a bounded sum."""
+    """A function that turns the rows of one chunk into a bounded sum."""
 
     def __call__(
         self,
@@ -119,9 +119,10 @@ class Engine(Protocol):
         Args:
             forward: The model's pure forward pass.
             bound: The limit of one example's influence.
-            x, y: Structures of tensors [rows, ...]; rows is a multiple of microbatch_size * views.
-            sample_weight: float32 [rows]; rows of weight zero are absent.
-            first: The place of the first row in its lot, an int32 scalar. A row's random numbers
+            x, y: Structures of tensors [rows, ...]. The number of rows is a multiple of
+                microbatch_size * views.
+            sample_weight: Weights, float32 [rows]. Rows of weight zero are absent.
+            first: Place of the first row in its lot, an int32 scalar. A row's random numbers
                 depend on its place.
             microbatch_size: Number of examples whose mean gradient is bounded together.
             views: Number of consecutive rows of each example.

@@ -1,6 +1,6 @@
-"""Running means that show how clipping and noise act on the gradients.
+"""Figures that show how clipping and noise affect the gradients.
 
-The means are computed from private gradients without noise, so a release must not contain them.
+They are computed from private gradients without noise, so a release must not contain them.
 """
 
 import math
@@ -9,14 +9,14 @@ import tensorflow as tf
 
 
 class Diagnostics:
-    """Means over lots. A plain Python object, which Keras neither saves nor prints."""
+    """Means of figures over lots. A plain Python object, which Keras neither saves nor prints."""
 
     NAMES = ("fraction_clipped", "median_gradient_norm", "noise_to_signal", "non_finite_examples")
 
     def __init__(self):  # under a strategy, so that each replica has a copy of the same sums
-        # The sums over lots come first, in the order of NAMES: the last of them is over all lots, the
-        # others are over the lots in which some example is present. Then come the number of such
-        # lots and the number of all lots. A single variable needs a single assignment per lot.
+        # The sums over lots come first, in the order of NAMES. The last of them is over all lots, the
+        # others are over lots in which some example is present. Then come the number of such lots and
+        # the number of all lots. A single variable needs only one assignment for each lot.
         self._sums = tf.Variable(tf.zeros([len(self.NAMES) + 2]), trainable=False)
 
     def update(self, lot, noise_scale: float | tf.Tensor) -> None:
@@ -24,8 +24,7 @@ class Diagnostics:
 
         Args:
             lot: The `contract.BoundedSum` of the lot.
-            noise_scale: Standard deviation of the noise that was actually added to every entry of
-                the sum.
+            noise_scale: Standard deviation of the noise that was added to every entry of the sum.
         """
         count = tf.reduce_sum(tf.cast(lot.present, tf.float32))
         # The median is over the microbatches that are present; absent ones sort to the end.

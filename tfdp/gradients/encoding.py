@@ -79,11 +79,11 @@ class Codebook:
         seed: int = 0,
         most_blocks: int = _BLOCKS,
     ) -> "Codebook":
-        """Returns vectors of standard normal numbers, drawn with a public seed and scaled to norm 1.
+        """Returns a codebook of vectors of standard normal numbers, scaled to norm 1.
 
         The value of a block is that of its middle rank, drawn from the distribution of the order
-        statistics of normal magnitudes. Where every rank has a block, this is equivalent to sorting
-        the magnitudes of `num_weights` normal numbers.
+        statistics of normal magnitudes. If every rank has a block, this is equivalent to sorting the
+        magnitudes of `num_weights` normal numbers.
 
         Args:
             size: Number of vectors, at least 1.
@@ -113,8 +113,8 @@ class Codebook:
         """Returns a codebook of given vectors, scaled to norm 1.
 
         Args:
-            vectors: [vectors, weights], finite, none of them zero. The order and the signs of a
-                vector's entries do not matter.
+            vectors: Finite vectors, none of them zero, as an array [vectors, weights]. The order and
+                the signs of a vector's entries do not matter.
         """
         vectors = np.abs(np.asarray(vectors, float))
         if vectors.ndim != 2 or not np.all(np.isfinite(vectors)):
@@ -125,11 +125,11 @@ class Codebook:
 
     @property
     def widths(self) -> np.ndarray:
-        """Integers [blocks]: number of ranks that each block stands for."""
+        """Number of ranks that each block stands for, integers [blocks]."""
         return np.diff(_edges(self.num_weights, 2**self.shift))
 
     def square_norms(self) -> np.ndarray:
-        """float64 [vectors]: squared L2 norms of the vectors."""
+        """Returns the squared L2 norms of the vectors, float64 [vectors]."""
         return np.square(self.heights, dtype=float) @ self.widths
 
     @property
@@ -138,12 +138,12 @@ class Codebook:
         return float(self.heights.max())
 
     def vectors(self) -> np.ndarray:
-        """float32 [vectors, num_weights]: the sorted magnitudes, one for every rank."""
+        """Returns the sorted magnitudes, one for every rank, float32 [vectors, num_weights]."""
         return np.repeat(self.heights, self.widths, axis=1)
 
     @functools.cached_property
     def score_weights(self) -> np.ndarray:
-        """float64 [vectors, blocks between `score_edges`]: means over these blocks of the unit vectors.
+        """Means of the unit vectors over the blocks between `score_edges`, float64 [vectors, blocks].
 
         They are used to choose the vector that is most similar to a gradient.
         """
@@ -183,8 +183,8 @@ class Encoder:
     """Encodes gradients, one per row, with a codebook at a clip norm.
 
     Args:
-        codebook: The vectors.
-        l2_norm_clip: C > 0, the largest norm of an encoded gradient.
+        codebook: The codebook.
+        l2_norm_clip: The clip norm C > 0, which is the largest norm of an encoded gradient.
     """
 
     def __init__(self, codebook: Codebook, l2_norm_clip: float):
@@ -289,8 +289,8 @@ class EncodedBound(L2Clip):
     The bound works on whole gradients: all variables of an example as one vector.
 
     Args:
-        l2_norm_clip: C > 0, which the norm of an encoded gradient does not exceed.
-        encoder: An encoder with the same C, for vectors as long as all variables together.
+        l2_norm_clip: The clip norm C > 0, which the norm of an encoded gradient does not exceed.
+        encoder: An encoder with the same clip norm, for vectors as long as all variables together.
     """
 
     whole_gradients: ClassVar[bool] = True
@@ -304,9 +304,9 @@ class EncodedBound(L2Clip):
             )
 
     def bounded(self, rows: tf.Tensor) -> tf.Tensor:
-        """Returns float32 [rows, weights]: the bounded gradients.
+        """Returns the bounded gradients, float32 [rows, weights].
 
         Args:
-            rows: float32 [rows, weights], finite.
+            rows: Finite gradients, float32 [rows, weights].
         """
         return self.encoder.encode(rows)

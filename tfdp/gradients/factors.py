@@ -30,14 +30,14 @@ def identity(total):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PerExampleGradient(abc.ABC):
-    """Gradients of one variable in float32, one per row, not necessarily written out.
+    """Gradients of one variable in float32, one for each row, not necessarily written out.
 
     `tf.nest` treats them as structures of their `rows`, the tensors [rows, ...] that they consist of.
     """
 
     @abc.abstractmethod
     def __tf_flatten__(self) -> tuple[tuple, tuple]:
-        """Returns (the other fields, `rows`); the fields of the class begin with `rows`."""
+        """Returns (the other fields, `rows`). The fields of the class begin with `rows`."""
 
     @classmethod
     def __tf_unflatten__(cls, others, rows):
@@ -45,7 +45,7 @@ class PerExampleGradient(abc.ABC):
 
     @abc.abstractmethod
     def square_norms(self) -> tf.Tensor:
-        """Returns float32 [rows]: squared L2 norms.
+        """Returns the squared L2 norms, float32 [rows].
 
         They are not finite where a gradient is not, or where the square of its norm, or of a norm of
         its factors, overflows float32 (from about 1e19). They understate no norm by more than the
@@ -58,10 +58,10 @@ class PerExampleGradient(abc.ABC):
 
     @abc.abstractmethod
     def grouped(self, size: int) -> "PerExampleGradient":
-        """Returns sums over `size` consecutive rows; the number of rows is a multiple of `size`.
+        """Returns sums over `size` consecutive rows.
 
         Args:
-            size: A number, or an int32 scalar.
+            size: An integer or an int32 scalar, which divides the number of rows.
         """
 
     @abc.abstractmethod
@@ -78,8 +78,8 @@ class Instantiated(PerExampleGradient):
     """Gradients that are written out.
 
     Args:
-        values: float32 [rows, ...]: the entries of the gradients in any order.
-        finish: Maps one sum [...] of rows to the variable's shape.
+        values: The entries of the gradients in any order, float32 [rows, ...].
+        finish: A function that maps a sum [...] of rows to the variable's shape.
     """
 
     values: tf.Tensor
@@ -114,15 +114,16 @@ class Instantiated(PerExampleGradient):
 class OuterProducts(PerExampleGradient):
     """Gradients that are a sum over positions t of outer products `left[t] ⊗ right[t]`.
 
-    Where there is one position, norm and sum need only the factors (Goodfellow 2015). Otherwise
-    either the two Gram matrices over positions give the norm (Li et al. 2022, "ghost clipping"), or
-    the gradient is instantiated once and serves norm and sum (Bu et al. 2023, "book-keeping"),
-    whichever takes fewer operations and bytes.
+    With one position, norm and sum need only the factors (Goodfellow 2015). Otherwise the two Gram
+    matrices over positions give the norm (Li et al. 2022, "ghost clipping"), or the gradient is
+    instantiated once and serves norm and sum (Bu et al. 2023, "book-keeping"), whichever takes fewer
+    operations and bytes.
 
     Args:
-        left: float32 [rows, positions, p], for instance a layer's inputs.
-        right: float32 [rows, positions, q], for instance the gradients at its outputs.
-        finish: Maps one sum [p, q] of rows to the variable's shape.
+        left: The left factors, float32 [rows, positions, p], for instance a layer's inputs.
+        right: The right factors, float32 [rows, positions, q], for instance the gradients at a layer's
+            outputs.
+        finish: A function that maps a sum [p, q] of rows to the variable's shape.
     """
 
     left: tf.Tensor
@@ -184,11 +185,10 @@ class Lookups(PerExampleGradient):
     near zero, but would be added one by one to the gradients of other rows of data.
 
     Args:
-        indices: int32 [rows, positions]: rows of the table. An index of -1 stands for a row that
-            the table lacks, which makes the row of data count as not finite; below -1 there is no
-            look-up.
-        vectors: float32 [rows, positions, width]: the gradients at the looked-up vectors, zero
-            where there is no look-up.
+        indices: Rows of the table, int32 [rows, positions]. -1 stands for a row that the table lacks,
+            which makes the row of data count as not finite. Below -1 there is no look-up.
+        vectors: The gradients at the looked-up vectors, float32 [rows, positions, width], zero where
+            there is no look-up.
         size: Number of rows of the table.
         distinct: Whether no index occurs twice in a row of data.
     """
@@ -224,7 +224,7 @@ class Lookups(PerExampleGradient):
         return tf.where(self.misses(), float("nan"), squares)
 
     def misses(self) -> tf.Tensor:
-        """Returns bool [rows]: whether the table lacks a row that was looked up."""
+        """Returns whether the table lacks a row that was looked up, bool [rows]."""
         return tf.reduce_any(tf.equal(self.indices, -1), axis=1)
 
     def weighted_sum(self, weights):
@@ -249,11 +249,11 @@ class Lookups(PerExampleGradient):
 
 @dataclasses.dataclass(frozen=True)
 class Arranged:
-    """Puts the entries of a sum of rows in the order of a variable: a `finish` that compares by value.
+    """A `finish`, compared by value, which puts the entries of a sum of rows in the variable's order.
 
     Attributes:
         shape: Shape to which the sum is reshaped.
-        order: Axes of `shape` in the variable's order; None if it is that order.
+        order: Axes of `shape` in the variable's order. None if `shape` has that order.
     """
 
     shape: tuple[int, ...]
@@ -270,7 +270,7 @@ def keeps_order(finish) -> bool:
 
 
 def in_layout_of_variable(part):
-    """Returns float32 [rows, *shape of the variable]."""
+    """Returns the gradients written out, float32 [rows, *shape of the variable]."""
     part = part.instantiated()
     if part.finish is identity:
         return part.values

@@ -1,10 +1,10 @@
-"""Checks the forward pass once before a model trains, on a graph of a few rows.
+"""Checks a model's forward pass once before it trains, on a graph of a few rows.
 
-Operations that assign to variables or tables, such as running statistics and caches, are refused: they
-would store private data without noise. Keras' own variables are assigned in a scope that drops new
-values; those that may advance (seeds, counters) must not depend on the data.
+Operations that assign to variables or tables, such as running statistics and caches, are refused,
+because they would store private data without noise. Keras' own variables are assigned in a scope that
+drops new values. Variables that may advance (seeds, counters) must not depend on the data.
 
-This guards against mistakes. Data that Python code keeps is not visible in a graph.
+This guards against mistakes. Data that Python code keeps are not visible in a graph.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ _WRITES = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """The findings of a traced forward pass.
+    """Facts about a model that its traced forward pass shows.
 
     Attributes:
         outputs: The `tf.TensorSpec`s of the model's outputs, for a few rows.
@@ -60,7 +60,7 @@ def examine(forward, x, y) -> Pass:
 
     Args:
         forward: The `Forward` of a built and compiled model.
-        x, y: Structures of tensors or `tf.TensorSpec`s [rows, ...]; y may be `WeightedTargets`.
+        x, y: Structures of tensors or `tf.TensorSpec`s [rows, ...]. y may be `WeightedTargets`.
             Only shapes and dtypes matter.
 
     Raises:
@@ -75,7 +75,7 @@ def examine(forward, x, y) -> Pass:
     if known is None or not known.is_of(parts, kind):
         with outside_of_graphs():
             found = _examined(forward, *tf.nest.map_structure(_few_rows, (x, y)))
-        # Bypasses Keras' attribute tracking; no container, whose layers Keras would save again.
+        # Bypasses Keras' attribute tracking. It is no container, whose layers Keras would save again.
         known = vars(model)["_tfdp_examined"] = _Known(parts, kind, found)
     found = known.found
     forward.permit(found.counters)
@@ -172,7 +172,7 @@ def _refuse_written_number_of_rows(model, error, trace, x, y, outputs):
 
 
 def _shapes(specs):
-    """The shapes in a structure, as errors show them."""
+    """Returns the shapes in a structure, as errors show them."""
     if specs is None:
         return None
     shown = tf.nest.map_structure(
@@ -182,7 +182,7 @@ def _shapes(specs):
 
 
 def _noted(forward, x, y, outputs, scope):
-    """Computes the loss in the graph of a pass, and returns what is to be known of both."""
+    """Computes the loss in the graph of a pass, and returns facts about both."""
     row_bytes = _bytes_of_data(tf.nest.flatten(x)) // ROWS
     losses, metrics = list(scope.losses), forward.metric_values(scope)
     before = [scope.get_current_value(v) for v in forward.state_variables]
@@ -207,7 +207,7 @@ def _differ(before, after):
 
 
 def _bytes_of_data(data):
-    """The bytes of all floats of known shape that depend on `data` in the current graph."""
+    """Returns the bytes of all floats of known shape that depend on `data` in the current graph."""
     known, total = {leaf.ref() for leaf in data}, 0
     for operation in tf.compat.v1.get_default_graph().get_operations():
         if any(tensor.ref() in known for tensor in operation.inputs):
@@ -267,7 +267,8 @@ def _refuse_writes(model, graph):
 
 
 def _refuse_without_effect(forward, traced):
-    """Raises ValueError if the loss depends on no trained variable; warns if on only some.
+    """Raises ValueError if the loss depends on no trained variable, and warns if it depends on some
+    only.
 
     A variable without influence on the loss gets noise and no signal, which costs privacy for nothing.
     """
@@ -318,7 +319,7 @@ def _refuse_in_custom_gradients(forward, traced):
 
 
 def _write_in(node, functions, seen):
-    """The type of the first writing operation in a node and the functions it calls, or None."""
+    """Returns the type of the first writing operation in a node and its functions, or None."""
     if _WRITES.match(node.op):
         return node.op
     called = [f for value in node.attr.values() for f in (value.func, *value.list.func)]

@@ -35,7 +35,7 @@ def without_metrics(model) -> list:
     """Returns (variable, zeros) for the state of all metrics of a model.
 
     Metrics see private data without noise. In a differentiated pass they are as after a reset, so
-    nothing that they have seen reaches the gradients. Their updates there are dropped with the scope;
+    nothing that they have seen reaches the gradients. Their updates there are dropped with the scope.
     `training.lot_metrics` updates them.
     """
     variables = {id(v): v for metric in all_metrics(model) for v in metric.variables}
@@ -70,7 +70,7 @@ def has_own_compute_loss(model) -> bool:
 
 
 def state_error(variable) -> str:
-    """Returns the message of the error for a variable that a pass assigns."""
+    """Returns the error message for a variable that a pass assigns."""
     return (
         f"Variable '{variable.path}' is assigned in training, which would store private data "
         "without noise. Remove the layer, freeze what it updates, or replace it "
@@ -96,22 +96,22 @@ def seed_states(model) -> list:
 
 
 def shared_seed_state():
-    """Returns the state that `keras.random` uses without a seed; None before its first use."""
+    """Returns the state that `keras.random` uses without a seed, None before its first use."""
     generator = shared_seed_generator()
     return None if generator is None else generator.state
 
 
 class Forward:
-    """The forward pass and the loss of a model; only `advance` assigns to the model's variables.
+    """The forward pass and the loss of a model. Only `advance` assigns to the model's variables.
 
     Args:
         model: A built and compiled Keras model.
 
     Attributes:
         row_bytes: Approximate bytes of floats that a pass computes for one row, set by
-            `first_pass.examine`; None if unknown.
-        metrics_before: `metric_values` before the last pass.
-        penalized: Whether the loss includes the penalties of weight regularizers, set by `loss`; a
+            `first_pass.examine`. None if unknown.
+        metrics_before: The result of `metric_values` before the last pass.
+        penalized: Whether the loss includes the penalties of weight regularizers, set by `loss`. A
             custom `compute_loss` may leave them out.
 
     Raises:
@@ -182,7 +182,7 @@ class Forward:
         """Runs the model in training mode on a batch `x`.
 
         Returns:
-            (y_pred, scope, new_state); new_state has None where the pass changed nothing.
+            (y_pred, scope, new_state), where new_state has None for variables that did not change.
 
         Raises:
             ValueError: If a layer assigned to a trainable weight, or to a variable that is neither
@@ -264,8 +264,8 @@ class Forward:
         """Advances random state and counters, once per lot.
 
         Args:
-            before: What `state()` returned at the start of the lot.
-            after: The new values, a list like `before`, with None where nothing changed.
+            before: The result of `state()` at the start of the lot.
+            after: The new values, a list like `before`, with None for variables that did not change.
         """
         for variable, old, new in zip(self.state_variables, before, after, strict=True):
             if new is not None:

@@ -29,12 +29,12 @@ ENGINES = ("auto", "ghost", "vectorized", "loop")
 
 
 def choose_engine(name: str, model) -> Engine:
-    """Returns the engine of the given name.
+    """Returns the engine of a given name for a model.
 
-    A model with statistics='batch' always gets the lotwise engine; "ghost" raises an error for it.
+    A model with statistics='batch' always gets the lotwise engine, except that "ghost" raises an error.
 
     Args:
-        name: "auto" or "ghost"; "vectorized" (the exact engine) or "loop".
+        name: "auto", "ghost", "vectorized" (the exact engine) or "loop".
         model: A Keras model.
 
     Raises:
@@ -44,8 +44,8 @@ def choose_engine(name: str, model) -> Engine:
     if uses_batch_statistics(model):
         if name == "ghost":
             raise ValueError(
-                f"The ghost engine is not exact for model '{model.name}', which normalizes with "
-                "statistics='batch': an example's loss depends on the whole lot. Use "
+                f"The ghost engine cannot train model '{model.name}', which normalizes with "
+                "statistics='batch', so that an example's loss depends on the whole lot. Use "
                 "engine='auto', or statistics='example'."
             )
         return lotwise.bounded_sum
@@ -69,17 +69,17 @@ def bounded_sum(
     expected_rows: int | None = None,
     observe: Callable | None = None,
 ) -> BoundedSum:
-    """Sums bounded gradients over a whole lot, `physical_batch_size` rows at a time.
+    """Computes the sum of bounded gradients of a whole lot, `physical_batch_size` rows at a time.
 
-    The physical batch, not the lot, determines how much memory is needed. No noise is added here:
-    the mechanism adds noise once to the sum over the lot, however many chunks there were.
+    The physical batch, not the lot, determines how much memory is needed. No noise is added here: the
+    mechanism adds it once to the sum of the lot, however many chunks there were.
 
     Args:
         engine: Computes the bounded sum of one chunk.
         forward: The model's pure forward pass.
         bound: The limit of one example's influence.
-        x, y: Structures of tensors with a common leading dimension.
-        sample_weight: float32 [rows]; zero means that the row is absent.
+        x, y: Structures of tensors [rows, ...].
+        sample_weight: Weights, float32 [rows]. Rows of weight zero are absent.
         physical_batch_size: Largest number of rows in a chunk, a multiple of `microbatch_size *
             views`. There are as few chunks as possible, all of one size. None processes the lot as
             a whole, or on a CPU in chunks of a size that suits the model.
@@ -88,10 +88,11 @@ def bounded_sum(
         first: Place of the first row, if these rows are part of a larger lot. Random numbers depend
             on the place.
         parts: Number of such parts, whose sums are added to that of the lot.
-        expected_rows: Approximate number of rows of the lot, for tensors without a static one; used
-            only to choose between equivalent computations.
-        observe: Called with x, y, sample_weight and the model's `Outputs` for each chunk, some of
-            whose rows may be absent. The result then has no outputs, which saves their memory.
+        expected_rows: Approximate number of rows in the lot, for tensors without a static number. It
+            is used only to choose between equivalent computations.
+        observe: A function that is called with x, y, sample_weight and the model's `Outputs` for each
+            chunk, some of whose rows may be absent. The result then has no outputs, which saves
+            memory.
 
     Raises:
         NotImplementedError: If the engine needs whole lots, and a lot may exceed
@@ -145,7 +146,7 @@ def bounded_sum(
 
 
 def _room_for_rounding(rows: int | None, expected: int | None) -> float:
-    """The factor below one that shrinks a sum by more than rounding can enlarge its sensitivity.
+    """Returns a factor below one, which shrinks a sum by more than rounding enlarges its sensitivity.
 
     If a norm is rounded down, its gradient is clipped too little, and removing an example may change
     how the sum of all others is rounded. Measured on a CPU: up to 6e-7 of the clip norm for 256 rows

@@ -40,9 +40,9 @@ def refuse_mixed_rows(forward, run, x, y, outputs) -> None:
 
     Args:
         forward: The `Forward` of a compiled model.
-        run: Maps x, y and weights to (the leaves of the model's outputs in training, losses from
-            `add_loss`).
-        x, y, outputs: Structures of `tf.TensorSpec`s [ROWS, ...]; y may be `WeightedTargets`.
+        run: A function that maps x, y and weights to (the leaves of the model's outputs in training,
+            losses from `add_loss`).
+        x, y, outputs: Structures of `tf.TensorSpec`s [ROWS, ...]. y may be `WeightedTargets`.
     """
     model = forward.model
     if uses_batch_statistics(model):
@@ -67,7 +67,7 @@ def refuse_mixed_rows(forward, run, x, y, outputs) -> None:
 
 
 class _Mixed(Exception):
-    """Rows are mixed; other errors mean that the model cannot process the synthetic rows."""
+    """Error for mixed rows. Other errors mean that the model cannot process the synthetic rows."""
 
 
 def _has_floats(specs):
@@ -118,7 +118,7 @@ class _Lots:
 
 
 def _without_zeros(variables) -> list:
-    """The weights, with small numbers for those that are all zero, behind which other rows hide."""
+    """Returns the weights, with small random numbers for all-zero ones, which would hide mixed rows."""
     values = [tf.convert_to_tensor(v) for v in variables]
     return [
         value
@@ -164,10 +164,10 @@ def _differs(before, after, row):
 
 
 def _mixing_operation(forward, weights, lots, row) -> str:
-    """The name of the operation that mixes rows, or "" if a trace does not show it.
+    """Returns the name of the operation that mixes rows, or "" if a trace does not show it.
 
-    That is the first one whose result for the row changes; or, if one of its inputs depends on `x` and
-    has no axis of rows, the operation that merged the rows before it, such as `tensordot` over all
+    It is the first operation whose result for the row changes. If one of its inputs depends on `x` and
+    has no axis of rows, it is the operation that merged the rows before, such as `tensordot` over all
     axes.
     """
     found_in: list[tf.Operation] = []

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdp._compat import float32_products
 from tfdp._compat.tensorflow import inside_xla, on_gpu
 
-# The number of rows to expect where the graph does not know it.
+# Number of rows to expect if it is not static.
 _ROWS = contextvars.ContextVar("rows", default=256)
 # Outer products are not instantiated if that takes more than this many float32 numbers (128 MB).
 _MOST_INSTANTIATED = 32 * 2**20
@@ -26,7 +26,7 @@ VANISHING = 1e-24
 
 @contextlib.contextmanager
 def expecting_rows(rows: int | None):
-    """Context that sets the number of rows to expect where the graph does not know it."""
+    """Context that sets the number of rows to expect if it is not static."""
     token = _ROWS.set(rows or _ROWS.get())
     try:
         yield
@@ -43,7 +43,7 @@ def should_instantiate(rows, positions, p, q) -> bool:
     """Whether writing out sums of outer products is cheaper than their Gram matrices.
 
     Args:
-        rows, positions: None where unknown.
+        rows, positions: Numbers of rows and positions. None if unknown.
         p, q: Lengths of the factors.
     """
     rows = rows_or_expected(rows)
@@ -66,7 +66,7 @@ def rounding_error(terms: int, positions: int | None) -> float:
 
     Args:
         terms: Number of entries of both factors at one position.
-        positions: Number of positions; None where unknown.
+        positions: Number of positions. None if unknown.
 
     Returns:
         A fraction of the square of the triangle inequality's bound.

@@ -1,4 +1,4 @@
-"""Per-example gradients for research, debugging and the choice of a clip norm. They are not private."""
+"""Per-example gradients for research and debugging. They are not private."""
 
 import keras
 import tensorflow as tf
@@ -18,21 +18,24 @@ METHODS = ("vectorized", "loop")
 def per_example_gradients(
     model: keras.Model, x, y=None, sample_weight=None, *, method: str = "vectorized"
 ) -> list[tf.Tensor]:
-    """Returns the gradient of the loss for every example of a batch, neither clipped nor noised.
+    """Computes the gradient of the loss for each example of a batch, without clipping and noise.
+
+    Use it for research and to debug a model. Training needs no call of it. The gradients reveal the
+    private data without any protection, so they are only for the person who trains. Choosing a clip
+    norm by them costs privacy that no ledger counts.
 
     Each example passes through the model alone, in training mode. Penalties of weight regularizers are
-    left out. The gradients reveal the private data without any protection. They are for inspection by
-    the person who trains; choosing a clip norm by them costs privacy that no ledger counts.
+    left out.
 
     Args:
         model: A built and compiled Keras model, private or not.
-        x: Inputs, a structure of arrays or tensors with a common leading dimension.
-        y: Targets, likewise; None if the loss needs none.
-        sample_weight: float32 [batch]; the gradient of an example is multiplied by its weight.
-            Weights of tokens, [batch, tokens], or of several targets go to the loss; see
-            `gradients.targets`.
-        method: "vectorized" (`tf.vectorized_map`), or "loop", one example at a time, for models
-            with operations that TensorFlow cannot vectorize.
+        x: Inputs, an array or a structure of arrays or tensors [batch, ...].
+        y: Targets, in the same forms. None if the loss needs none.
+        sample_weight: Weights, float32 of shape [batch], which multiply the gradients of the
+            examples. Weights of tokens, [batch, tokens], or of several targets are passed to the
+            loss; see `gradients.targets`. None means 1.
+        method: "vectorized" computes all examples at once (`tf.vectorized_map`). "loop" takes one
+            example at a time, for models with operations that TensorFlow cannot vectorize.
 
     Returns:
         A list with one float32 tensor [batch, *variable shape] for each variable of
@@ -57,8 +60,8 @@ def per_example_gradients(
     one_of("method", method, METHODS)
     if not (model.built and model.compiled):
         raise ValueError(
-            f"Model '{model.name}' is not {'compiled' if model.built else 'built'}. Build it (give "
-            "it an Input layer, or call it once on data) and compile it with a loss."
+            f"Model '{model.name}' is not {'compiled' if model.built else 'built'}. Build it (add an "
+            "Input layer, or call it once on data) and compile it with a loss."
         )
     forward = Forward(model)
     x = tf.nest.map_structure(tf.convert_to_tensor, without_none(x))
@@ -81,10 +84,17 @@ def per_example_gradients(
 def per_example_gradient_norms(
     model: keras.Model, x, y=None, sample_weight=None, *, method: str = "vectorized"
 ) -> tf.Tensor:
-    """Returns the L2 norm of every example's gradient: float32 [batch].
+    """Computes the L2 norm of the gradient for each example of a batch.
+
+    Compare the norms with a clip norm: a longer gradient is scaled down to it. They are as private as
+    the examples; see `per_example_gradients`. `model.privacy.diagnostics()` has their median in a
+    training.
 
     Args:
         model, x, y, sample_weight, method: As in `per_example_gradients`.
+
+    Returns:
+        A float32 tensor of shape [batch].
 
     Raises:
         ValueError: As in `per_example_gradients`.

@@ -34,7 +34,7 @@ def pullbacks_of(operation: tf.Operation, place: int) -> list[Pullback] | None:
     The result is None if the operation is not known to be linear.
 
     Args:
-        operation: An operation none of whose inputs depends on the row.
+        operation: An operation with no input that depends on the row.
         place: The index of the input that is, or is computed from, the weight.
     """
     tensor, output = operation.inputs[place], operation.outputs[0]
@@ -69,7 +69,7 @@ def _parts(operation, place):
 
 
 def _taken(operation, place, numbers):
-    """Runs an operation on an array and returns its parts; no parts if an argument is unknown."""
+    """Runs an operation on an array and returns its parts, none if an argument is unknown."""
     definition, run = operation.op_def, getattr(tf.raw_ops, operation.type)
     # In Python, `split_dim` is called `axis`.
     names = [argument.name.replace("split_dim", "axis") for argument in definition.input_arg]
@@ -114,7 +114,7 @@ def _pullback(operation, place):
 
 @dataclasses.dataclass(frozen=True)
 class _Rearranged:
-    """The weight's entries were put in another order, which `finish` undoes."""
+    """Pullback for an operation that puts the weight's entries in another order."""
 
     finish: Arranged
 
@@ -135,7 +135,7 @@ class _Rearranged:
 
 @dataclasses.dataclass(frozen=True)
 class _Then:
-    """One `finish` after another; compares by value, as `sums.add_gradients` needs it."""
+    """One `finish` after another. It compares by value, as `sums.add_gradients` requires."""
 
     first: Callable
     second: Callable
@@ -146,12 +146,12 @@ class _Then:
 
 @dataclasses.dataclass(frozen=True)
 class _Resized:
-    """A part of the weight was taken, or the weight became a part of a larger tensor.
+    """Pullback for an operation that takes a part of the weight, or makes it a part of a larger tensor.
 
     Attributes:
         shape: The shape of the result, with as many axes as the weight.
-        margins: For each axis, how many zeros to add to the gradient before and after it; negative
-            to drop entries.
+        margins: Numbers of zeros to add to the gradient before and after each axis. A negative number
+            drops entries.
     """
 
     shape: tuple
@@ -171,7 +171,7 @@ class _Resized:
 
 
 def _joined(parts, place, axis):
-    """The pullback of a weight that was concatenated with others, as part number `place`."""
+    """Returns the pullback for a weight that is concatenated with others, as part number `place`."""
     shapes = [part.shape for part in parts]
     if not all(shape.is_fully_defined() for shape in shapes):
         return None
@@ -195,7 +195,7 @@ def _resized(values, *margins):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Scaled:
-    """The weight was multiplied by one number."""
+    """Pullback for an operation that multiplies the weight by one number."""
 
     by: tf.Tensor | float
 
@@ -212,7 +212,7 @@ class _Scaled:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Times:
-    """The weight was multiplied by a matrix: `weight @ other` if `left`, else `other @ weight`."""
+    """Pullback for `weight @ other` if `left`, else for `other @ weight`."""
 
     other: tf.Tensor
     left: bool
@@ -252,7 +252,7 @@ class _Times:
 
 
 def _of_looked_up(lookups, other):
-    """The gradients of a matrix by which a table, `other`, was multiplied before rows were looked up.
+    """Returns the gradients of a matrix in the product `other @ weight`, whose rows are looked up.
 
     An index that does not exist makes its row not finite, as in `Lookups`.
     """

@@ -33,7 +33,7 @@ def add_gradients(parts: list[PerExampleGradient]) -> PerExampleGradient:
     """Returns the sum of several per-example gradients of one variable, for the same rows.
 
     Args:
-        parts: At least one; each describes what one use of the variable contributes.
+        parts: At least one gradient. Each is the contribution of one use of the variable.
     """
     terms = [part for part in parts if isinstance(part, MomentTerm)]
     if terms:
@@ -173,9 +173,9 @@ def _written_out(base, term):
 
 
 def _units(vectors):
-    """Divides [k, p, c] by the L2 norms along p; returns (quotients, norms [k, c]).
+    """Divides [k, p, c] by the L2 norms along p, and returns (quotients, norms [k, c]).
 
-    A zero vector stays zero; it occurs because a variance does not depend on the bias before it.
+    A zero vector stays zero. It occurs because a variance does not depend on the bias before it.
     """
     largest = tf.reduce_max(tf.abs(vectors), axis=1, keepdims=True)
     vectors = tf.math.divide_no_nan(vectors, largest)  # the largest entry is 1, or all are 0
@@ -192,7 +192,7 @@ class ThroughMoments(PerExampleGradient):
     """The sum of outer products and a `MomentTerm`, without writing gradients out.
 
     Args:
-        base: The outer products; their `finish` keeps the order of entries.
+        base: The outer products, whose `finish` keeps the order of entries.
         coefficients, jacobian, shape: As in `MomentTerm`, with the jacobian [k, entries, features].
     """
 

@@ -58,14 +58,14 @@ def weighted(y, sample_weight, rows) -> tuple[Any, tf.Tensor]:
     """Converts the targets and sample weights of a batch to the form that engines use.
 
     Args:
-        y: Targets, a structure of tensors [rows, ...], with None where there is none.
+        y: Targets, a structure of tensors [rows, ...], with None for absent targets.
         sample_weight: None; a tensor [rows], [rows, 1] or [rows, tokens, ...]; or a structure like
-            `y` with such tensors, or None where a target has no weights.
+            `y` with such tensors, or None for a target without weights.
         rows: Number of rows.
 
     Returns:
-        (y without None, or `WeightedTargets`; float32 [rows]: a factor for the loss of each row,
-        zero for rows that are absent).
+        The targets without None, or `WeightedTargets`; and a factor for the loss of each row,
+        float32 [rows], which is zero for absent rows.
 
     Raises:
         ValueError: If the weights do not fit the targets.
@@ -97,7 +97,7 @@ def check_weights(y, sample_weight) -> None:
         return
     if not nested:
         raise ValueError(
-            "A single `sample_weight` for several targets must have one number per example. Its "
+            "A single `sample_weight` for several targets must have one number for each example. Its "
             f"shape is {tuple(sample_weight.shape)}. Pass shape (rows,), or weights in the "
             "structure of the targets."
         )
@@ -105,18 +105,18 @@ def check_weights(y, sample_weight) -> None:
 
 
 def _weight(leaf, rows):
-    """Returns one tensor of weights; a trailing axis of length one, [rows, 1], is left out."""
+    """Returns one tensor of weights, without a trailing axis of length one, [rows, 1]."""
     if leaf is None:
         return tf.ones([rows], tf.float32)
     leaf = tf.cast(tf.convert_to_tensor(leaf), tf.float32)
     if not leaf.shape.rank:
         raise ValueError(
-            "`sample_weight` is a single number for all rows. Pass one for each example, shape "
+            "`sample_weight` is a single number for all rows. Pass one number for each example, shape "
             "(rows,), or for each token, shape (rows, tokens)."
         )
     return leaf[:, 0] if leaf.shape.rank == 2 and leaf.shape[1] == 1 else leaf
 
 
 def _present(weights):
-    """Whether a row has any weight that is not zero: bool [rows]."""
+    """Whether each row has a weight that is not zero, bool [rows]."""
     return tf.reduce_any(tf.not_equal(weights, 0.0), axis=[*range(1, weights.shape.rank)])

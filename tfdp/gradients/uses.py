@@ -35,16 +35,16 @@ _WITHOUT_VALUES = {"Shape", "StopGradient", "ZerosLike", "OnesLike", "Rank", "Si
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Use:
-    """The use of one weight in one operation.
+    """One operation that uses a weight, and the gradient that the weight gets from it.
 
     Attributes:
         sources: The tensors of the pass at which the backward pass takes gradients.
         saved: Other tensors of the pass that the weight's gradient is computed from.
-        gradient: Maps the gradients at `sources` and the saved tensors, each [rows, *shape in the
-            pass], to the `PerExampleGradient` of the weight.
+        gradient: A function that maps the gradients at `sources` and the saved tensors, each [rows,
+            *shape in the pass], to the `PerExampleGradient` of the weight.
         written_out: Whether the gradient has no factors, because the operation is entrywise or
             unknown.
-        unknown: The unknown operation for which the gradient is written out, or None.
+        unknown: The unknown operation for which the gradient is written out. None if it is known.
     """
 
     sources: list
@@ -90,7 +90,7 @@ def uses_of(read: tf.Tensor, of_rows: Callable) -> list[Use]:
 
 
 def _uses_in(operation, tensor, of_rows):
-    """The uses of a weight in one operation; None where its gradient is not known to have factors."""
+    """The uses of a weight in one operation. None if its gradient is not known to have factors."""
     places = [place for place, one in enumerate(operation.inputs) if one is tensor]
     if len(places) > 1:
         return None
@@ -136,7 +136,7 @@ def declare(weight: tf.Tensor, use: Use) -> None:
 
     Args:
         weight: A weight as the pass read it, or the result of a linear operation on it.
-        use: How it is used.
+        use: The use to add.
     """
     _DECLARED.get().setdefault(weight.ref(), []).append(use)
 
@@ -159,7 +159,7 @@ def _all_declared(weight, of_rows):
 
 
 def _rule_in_call(call, place):
-    """The rule of a function of one operation, such as Keras' grouped convolutions."""
+    """Returns the rule of a function with a single operation, such as Keras' grouped convolutions."""
     graph = called_graph(call)
     if graph is None or len(graph.outputs) != 1:
         return None

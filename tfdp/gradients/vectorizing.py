@@ -10,12 +10,12 @@ from tfdp._compat.keras import layers_of
 
 
 def vectorized_map(model, function: Callable, rows):
-    """Maps `function` over rows, all of them at once.
+    """Applies a function to all rows at once, each alone.
 
     Args:
-        model: The Keras model that `function` runs, for the error message.
-        function: Maps the tensors of one row, without leading axis, to tensors.
-        rows: A structure of tensors with a common leading axis.
+        model: The Keras model that `function` runs, for errors.
+        function: A function that maps the tensors of one row, without leading axis, to tensors.
+        rows: A structure of tensors [rows, ...].
 
     Returns:
         The results of the rows, stacked.
@@ -60,7 +60,7 @@ def vectorized_map(model, function: Callable, rows):
 
 
 def error_of_row(model, error: BaseException) -> Exception | None:
-    """Returns the error for a step that failed on the value of an example; None for other errors.
+    """Returns an error that names the layer if a step failed on the value of an example, else None.
 
     Args:
         model: The Keras model whose step failed.

@@ -1,4 +1,7 @@
-"""Builds models by name from stock Keras layers, so that a released file loads in plain Keras.
+"""The models of the papers and tutorials by name, built from stock Keras layers.
+
+A released file loads in plain Keras, except with normalizations of tfdp. Private training needs none of
+these models: `make_private` takes any Keras model.
 
 Example:
     >>> import tfdp
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 # Keras and the modules of this room are imported when a model is built, so that settings and their help
 # know the models without TensorFlow.
 
-# The normalization with running statistics that are learned privately.
+# Normalization with running statistics that are learned privately.
 PRIVATE_BATCH = "private_batch"
 NORMALIZATIONS = ("none", "layer", "layer_affine", "group", "batch", PRIVATE_BATCH)
 # Number of token ids.
@@ -28,19 +31,21 @@ _LAYER = ("none", "layer", "layer_affine")
 
 
 class Architecture(NamedTuple):
-    """How a model is built, and which inputs it accepts.
+    """A model in `MODELS`: the function that makes its layers, and the inputs that it accepts.
+
+    Call `build` with the model's name instead of `make`.
 
     Attributes:
-        make: Function (classes, normalization, activation, output normalization) -> layers of a
-            Sequential model. For a functional model, (inputs, *these) -> logits; or (inputs,
-            classes, activation), if `normalizations` is ("none",).
-        smallest_image: Smallest height and width; None accepts inputs of any shape.
-        functional: Whether the model is functional, not Sequential.
-        takes_tokens: Whether the inputs are rows of token ids (below `NUM_TOKENS` for a
-            classifier).
-        normalizations: The accepted values of `normalization`; ("none",) for a model with an fixed
+        make: A function that returns the layers of a Sequential model. Its arguments are (classes,
+            normalization, activation, output normalization). For a functional model it returns
+            logits, and its arguments are (inputs, *these); or (inputs, classes, activation), if
+            `normalizations` is ("none",).
+        smallest_image: Smallest height and width of an image. None accepts inputs of any shape.
+        functional: Whether the model is functional rather than Sequential.
+        takes_tokens: Whether the inputs are rows of token ids (below `NUM_TOKENS` for a classifier).
+        normalizations: The accepted values of `normalization`. ("none",) for a model with a fixed
             architecture.
-        scales: Whether the functions have an argument `width`, a factor on the number of channels.
+        scales: Whether `make` has an argument `width`, a factor on the number of channels.
 
     Example:
         >>> import tfdp
@@ -118,42 +123,45 @@ def build(
     private_statistics: Mapping | None = None,
     width: float = 1.0,
 ) -> "keras.Model":
-    """Builds a model with freshly drawn weights. Its output is logits (no softmax).
+    """Builds a model of the papers or tutorials by its name, with fresh weights.
 
-    The papers name a network by its normalization, which has an argument of its own here: LN-LeNet-5 is
-    "lenet5" with normalization "layer", and ResNet-18 is "resnet18" with "batch" (or "group"). The
-    prefix "BN-" of a network that is normalized already, as in BN-ResNet-18, means that the logits are
-    normalized too, by `normalize_output`. The suffix "_mod" is a name of its own: the
-    normalization of the last convolution is left out, as in ResNet-18-mod.
+    The output is logits (no softmax). The model is not private: pass it to `make_private`.
+
+    The papers name a network by its normalization, which is a separate argument here. LN-LeNet-5 is
+    "lenet5" with normalization "layer", and ResNet-18 is "resnet18" with "batch" (or "group"). If the
+    papers put "BN-" before the name of a network that is normalized already, as in BN-ResNet-18, the
+    logits are normalized, too (`normalize_output`). The suffix "_mod" belongs to the name: such a
+    network lacks the normalization of the last convolution, as ResNet-18-mod does.
 
     Args:
         name: A key of `MODELS`.
-        input_shape: Shape of one example; (height, width, channels) for convolutional models,
+        input_shape: Shape of one example: (height, width, channels) for convolutional models,
             (number of tokens,) for models of text.
         num_classes: Number of logits, at least 2.
-        normalization: "none"; "layer", over all features of an example and without weights, as in
-            the experiments of SI-DPSGD; "layer_affine", the same with learned scale and offset;
-            "group", over groups of channels of an example, with learned scale and offset, as
-            ResNets are usually trained privately; "private_batch", by running statistics that are
-            learned privately (`tfdp.layers.PrivateBatchNormalization`); or "batch". With
-            `public_data`, "batch" is `PublicBatchNormalization`; without, it is
-            `keras.layers.BatchNormalization`, for comparison without privacy only, since it mixes
-            examples. `MODELS[name].normalizations` has those that a model accepts.
+        normalization: How activations are normalized. "none" by default. "layer" normalizes over all
+            features of an example, without weights, as in the experiments of SI-DPSGD.
+            "layer_affine" adds a learned scale and offset. "group" normalizes over groups of
+            channels of an example, with a learned scale and offset, as in most private ResNets.
+            "private_batch" normalizes by running statistics that are learned privately
+            (`tfdp.layers.PrivateBatchNormalization`). "batch" is `PublicBatchNormalization` with
+            `public_data`. Without, it is `keras.layers.BatchNormalization`, which mixes examples
+            and is only for comparison without privacy. `MODELS[name].normalizations` has the values
+            that a model accepts.
         activation: "relu", "tanh" (its bounded outputs often help private training) or the name of
             any other Keras activation.
-        normalize_output: Whether the output layer is normalized too. True is the default, because
-            SI-DPSGD, section 3, normalizes "after each trainable layer", and its Table 2 lists
-            separately the models that lack only the last normalization: they lose accuracy under
-            noise. The price: n logits of mean 0 and variance 1 are at most sqrt(n - 1), hence
-            softmax never comes near certainty (for n = 10 the cross-entropy stays above 0.27).
-        public_data: Array (M, *input_shape) of public examples for "batch"; see `PublicExamples`.
-        statistics: "example" or "batch": with `public_data`, whether the statistics are taken over
-            each example or over the whole lot, together with the public examples.
-        private_statistics: With "private_batch", the arguments of `PrivateBatchNormalization`, by
-            name.
-        width: A factor above 0 on the number of channels or units of hidden layers, for ResNet,
-            VGG, "fast_cifar", "cifar_tutorial" and networks of one hidden layer only; 1 is the
-            papers' network.
+        normalize_output: Whether the logits are normalized, too. True by default, because SI-DPSGD,
+            section 3, normalizes "after each trainable layer", and the models of its Table 2 that
+            lack only the last normalization lose accuracy under noise. The price: n logits of mean
+            0 and variance 1 are at most sqrt(n - 1), so softmax never comes near certainty (for n =
+            10 the cross-entropy stays above 0.27).
+        public_data: Public examples for "batch", an array (M, *input_shape); see `PublicExamples`.
+        statistics: With `public_data`, "example" to take the statistics over each example and the
+            public examples, or "batch" to take them over the whole lot and the public examples.
+        private_statistics: The arguments of `PrivateBatchNormalization` by name, for
+            "private_batch" only.
+        width: A factor above 0 on the number of channels or units in hidden layers, for ResNet,
+            VGG, "fast_cifar", "cifar_tutorial" and networks of one hidden layer only. 1, the
+            default, is the papers' network.
 
     Returns:
         A built `keras.Sequential`, or a functional `keras.Model`.

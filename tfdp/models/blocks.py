@@ -1,4 +1,4 @@
-"""The building block of the models: a trainable layer, its normalization and its activation."""
+"""The building block of the models: a trainable layer with its normalization and activation."""
 
 import functools
 import math
@@ -12,7 +12,7 @@ from tfdp.models import NORMALIZATIONS, PRIVATE_BATCH
 
 # The normalization that replaces "batch" inside a `PublicExamples` layer.
 PUBLIC_BATCH = "public_batch"
-# The value of the papers' PyTorch models. Keras' default of 1e-3 would damp the normalization of
+# The value of the papers' PyTorch models. Keras' default of 1e-3 would weaken the normalization of
 # small activations, and with it the invariance to the scale of the weights.
 EPSILON = 1e-5
 _GROUPS = 32  # Wu and He 2018, "Group Normalization"
@@ -23,22 +23,22 @@ def block(
     normalization: str | Callable[..., keras.Layer],
     activation: str | None = None,
 ) -> list[keras.Layer]:
-    """Returns `layer`, its normalization and its activation, as a list of layers.
+    """Returns a list of three layers: a trainable layer, its normalization and its activation.
 
-    The normalization stands between the weighted sum and the activation (SI-DPSGD, equation 1).
+    The normalization is between the weighted sum and the activation (SI-DPSGD, equation 1).
 
     Args:
         layer: A Dense or a Conv2D layer without activation.
-        normalization: One of `NORMALIZATIONS`, or `PUBLIC_BATCH`. "layer" normalizes over all
-            features of an example (height, width and channels of an image) and has no weights;
-            "layer_affine" adds the learned scale and offset; "group" normalizes over groups of
-            channels of an example, with a learned scale and offset for each channel (32 groups, or
-            as many as divide both 32 and the number of channels; the units of a dense layer are one
-            group); "batch" is `keras.layers.BatchNormalization`, which mixes examples and so cannot
-            be trained privately; `PUBLIC_BATCH` is `PublicBatchNormalization`, for the network of a
-            `PublicExamples` layer; "private_batch" is `PrivateBatchNormalization`. A function that
-            makes a normalization, given its `name`, stands for a normalization with arguments.
-        activation: Name of the activation, or None.
+        normalization: One of `NORMALIZATIONS`, or `PUBLIC_BATCH`, or a function that makes a
+            normalization, given its `name`. "layer" normalizes over all features of an example
+            (height, width and channels of an image) and has no weights. "layer_affine" adds a
+            learned scale and offset. "group" normalizes over groups of channels of an example, with
+            a learned scale and offset for each channel (32 groups, or as many as divide both 32 and
+            the number of channels; the units of a dense layer are one group). "batch" is
+            `keras.layers.BatchNormalization`, which mixes examples and cannot be trained privately.
+            `PUBLIC_BATCH` is `PublicBatchNormalization`, for the network of a `PublicExamples`
+            layer. "private_batch" is `PrivateBatchNormalization`.
+        activation: Name of the activation. None for no activation.
 
     Raises:
         ValueError: If the normalization is unknown.
@@ -74,7 +74,7 @@ def block(
 
 
 def private_batch(**options) -> Callable[..., keras.Layer]:
-    """Returns the function that makes a `PrivateBatchNormalization` with these arguments."""
+    """Returns a function that makes a `PrivateBatchNormalization` with these arguments."""
     return functools.partial(PrivateBatchNormalization, epsilon=EPSILON, **options)
 
 
@@ -91,5 +91,5 @@ def through(layers: list[keras.Layer], x: keras.KerasTensor) -> keras.KerasTenso
 
 
 def scaled(channels: int, width: float) -> int:
-    """Returns the channels of a convolution in a network that is `width` times as wide."""
+    """Returns the number of channels in a network that is `width` times as wide, at least 1."""
     return max(1, round(channels * width))

@@ -1,4 +1,4 @@
-"""The smallest models: a linear one and ones with a single hidden layer."""
+"""The smallest models: a linear model, and models with a single hidden layer."""
 
 import functools
 
@@ -11,9 +11,8 @@ def linear(num_classes, normalization, activation, output_normalization):
     """Multinomial logistic regression: 650 weights for 8x8x1 and ten classes.
 
     A normalization is applied to the features of each example, because the model has no hidden layer,
-    and a logistic regression that is scale invariant in its logits could not become confident. The
-    weights start at zero: the loss is convex, and the first gradient from random weights would mostly
-    undo them.
+    and with normalized logits, a logistic regression could not become confident. The weights start at
+    zero: the loss is convex, and the first gradient at random weights would mostly undo them.
     """
     del activation, output_normalization  # there is no hidden layer
     flat = layers.Flatten(name="flatten")

@@ -27,9 +27,9 @@ def resnet18(
     normalization or with group normalization it has 11,173,962 weights for 32x32x3 and ten classes, of
     which 9,600 belong to the normalization; without normalization it has 11,164,362.
 
-    `last_normalized=False` leaves out the normalization of the last convolution, which is
-    ResNet-18-mod in SI-DPSGD, Table 2 (11,172,938 weights). BN-ResNet-18 there is the model with
-    normalized logits (11,173,982).
+    With `last_normalized=False`, the last convolution has no normalization: this is ResNet-18-mod in
+    SI-DPSGD, Table 2 (11,172,938 weights). BN-ResNet-18 there is the model with normalized logits
+    (11,173,982).
     """
     convolution = functools.partial(_convolution, width=width)
     x = convolution(inputs, 64, "stem", normalization, activation)
@@ -59,10 +59,10 @@ resnet18_mod = functools.partial(resnet18, last_normalized=False)
 def fast_cifar(inputs, num_classes, normalization, activation, output_normalization, *, width=1.0):
     """64; 128, pool, residual 128, 128; 256, pool; 512, pool, residual 512, 512; pool; classes.
 
-    All convolutions are 3x3; no layer has a bias. The last pool takes the maximum over what is left of
-    the image, and the logits are multiplied by 0.125. A residual of two layers is added to its
-    input, after the second activation. With batch normalization it has 6,573,120 weights for
-    32x32x3 and ten classes, of which 4,480 belong to the normalization.
+    All convolutions are 3x3, and no layer has a bias. The last pool takes the maximum over the whole
+    image, and the logits are multiplied by 0.125. A residual of two layers is added to its input, after
+    the second activation. With batch normalization the network has 6,573,120 weights for 32x32x3 and
+    ten classes, of which 4,480 belong to the normalization.
 
     Source: "Fast-CIFAR" in SI-DPSGD, Table 7: the network of D. Page,
     https://github.com/davidcpage/cifar10-fast.

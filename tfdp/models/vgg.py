@@ -1,4 +1,4 @@
-"""VGG for small images, as the SI-DPSGD papers have it: in the authors' code, in print, and light."""
+"""VGG for small images: as in the code of SI-DPSGD's authors, as printed in the paper, and light."""
 
 import functools
 
@@ -22,10 +22,10 @@ def vgg(
     """Groups of 3x3 convolutions (64, 128, 256, 512, 512), each group pooled; mean, classes.
 
     Args:
-        num_classes, normalization, activation, output_normalization: As for every stack of layers.
-        depths: The number of convolutions in each group.
+        num_classes, normalization, activation, output_normalization: As for `Architecture.make`.
+        depths: Number of convolutions in each group.
         width: A factor on the number of channels.
-        last_normalized: False leaves out the normalization of the last convolution.
+        last_normalized: Whether the last convolution is normalized.
     """
     made = []
     for group, (depth, channels) in enumerate(zip(depths, _WIDTHS, strict=False), start=1):

@@ -1,4 +1,4 @@
-"""The callback that resumes a training after a crash, modelled on Keras' BackupAndRestore."""
+"""The callback `BackupAndRestore`, which resumes a private training after a crash."""
 
 import contextlib
 import dataclasses
@@ -27,52 +27,54 @@ from tfdp.training.machines import wait_for_all
 from tfdp.training.position import Position
 from tfdp.training.replicas import writes
 
-# Steps are reserved for so many seconds at a time: what a crash may lose besides the last state.
-# It is longer where writing the reservation takes more than the share below.
+# Steps are reserved for so many seconds at a time, and a crash may lose the reserved steps. The time is
+# longer where writing a reservation would take more than the share below.
 _AHEAD = 1.0
-# Writing states and reservations takes at most this share of the time, each.
+# Writing states takes at most this share of the time, and writing reservations, too.
 _SHARE = 0.01
 
 
 class BackupAndRestore(keras.callbacks.Callback):
-    """Keeps the state of a private training in a secret folder, and resumes from it after a crash.
+    """A callback that saves the state of a private training, and resumes it after a crash.
 
-    Run the same program again after a kill, and `fit` resumes in the same run of the ledger, also in
-    the middle of an epoch, for the steps that are left. Steps that may have begun after the last state
-    (about a second of steps is reserved ahead) are lost to the weights and stay counted, so the proven
-    epsilon is that of a training without a crash. While the folder holds a state, only a `fit` with
-    this callback continues the run. Once the folder is removed (by default when `fit` has ended), a
-    further `fit` may extend the run, as without a backup.
+    Use it in place of Keras' BackupAndRestore, which does not count steps and is refused. After a kill,
+    run the same program again: `fit` resumes from the last state, also in the middle of an epoch, in
+    the same run of the ledger. It takes the remaining steps.
 
-    On Ctrl-C and SIGTERM the step ends and the state is written; the exception's notes say what was
-    spent. A second Ctrl-C ends at once.
+    Steps that may have begun after the last state (about a second of steps is reserved ahead) are lost
+    to the weights and stay counted. So the proven epsilon is that of a training without a crash. While
+    the folder holds a state, only a `fit` with this callback continues the run. Once the folder is
+    removed (by default when `fit` has ended), a further `fit` may extend the run, as without a backup.
 
-    The state of other callbacks (the patience of `EarlyStopping`) and the metrics of the epoch begin
-    anew after a restart. At the end of its first epoch, callbacks see the logs of the last step again
-    for the steps of the earlier process. The history has the epochs of earlier processes, except one
-    whose end was lost; `history.epoch` has their numbers. When `fit` has ended, the folder is removed:
-    save the model then, or pass `delete_checkpoint=False`, so that `fit` of a restarted program gives
-    the trained weights.
+    On Ctrl-C and SIGTERM the current step is completed and the state is written. The notes of the
+    exception say how much was spent. A second Ctrl-C ends at once.
 
-    The folder is a secret: it holds un-noised values of some mechanisms. Do not copy it: two trainings
-    from one state cost more than their ledgers say.
+    After a restart, other callbacks (the patience of `EarlyStopping`) and the metrics of the epoch
+    begin anew. At the end of the first epoch, callbacks see the logs of the last step again for the
+    steps of the earlier process. The history has the epochs of earlier processes, except one whose end
+    was lost; `history.epoch` has their numbers. When `fit` has ended, the folder is removed. Save the
+    model then, or pass `delete_checkpoint=False`, so that `fit` of a restarted program gives the
+    trained weights.
+
+    The folder is a secret, since it holds un-noised values of some mechanisms. Do not copy it: two
+    trainings from one state cost more than their ledgers say.
 
     Args:
-        backup_dir: The folder, one for each call of `fit`.
-        save_freq: None saves the state every `seconds`; "epoch" after each epoch; an integer after
-            so many steps.
-        seconds: Time between two states, at least 0; longer where writing a state would take more
-            than a hundredth of it.
+        backup_dir: Path of the folder, a different one for each call of `fit`.
+        save_freq: When the state is saved: None every `seconds`, "epoch" after each epoch, and an
+            integer after that number of steps.
+        seconds: Seconds between two states, at least 0. The time is longer where writing a state
+            takes more than a hundredth of it.
         delete_checkpoint: Whether the folder is removed when `fit` has ended.
-        delta: Probability in (0, 1) for the epsilon that is logged at an interruption; None takes
-            the delta of the model's budget, and without a budget no epsilon is logged.
-        adjacency: Neighbouring relation of this epsilon; None takes the budget's, or "zero_out".
+        delta: Probability in (0, 1) for the epsilon in the notes of an interruption. None takes the
+            delta of the model's budget. Without a budget, no epsilon is stated.
+        adjacency: Neighbouring relation of this epsilon. None takes the budget's, or "zero_out".
 
     Attributes:
-        restarts: How often the training was resumed, in all processes.
+        restarts: Number of times the training was resumed, in all processes.
         lost_steps: Number of steps that are counted and not in the weights, in all processes.
-        earlier_seconds: Time of the training in earlier processes, up to their last states.
-        epochs: The logs of the epochs that have ended, in all processes, by their numbers.
+        earlier_seconds: Seconds of training in earlier processes, up to their last states.
+        epochs: The logs of all finished epochs, in all processes, by the numbers of the epochs.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -133,17 +135,19 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     @contextlib.contextmanager
     def attached(self, model, account: Account, feed: Feed, start: Position):
-        """Context of one fit, which gives the position where the training begins or resumes.
+        """Context of one `fit`, which gives the position where the training begins or resumes.
 
         Args:
-            model, account, feed: Of the fit; the model is compiled and built.
+            model: The private model, compiled and built.
+            account: The account of its weights.
+            feed: The data of the training.
             start: The position of a training from its beginning.
         """
         if feed.lots is None and feed.sampling.whole_epochs:
             raise ValueError(
                 "BackupAndRestore cannot resume batches of OncePerEpoch: after a crash they come in a "
                 "new order, so an example could be twice in the interrupted epoch. Use lots of "
-                "tfdp.data.make_lots, or leave out the declaration or the callback."
+                "tfdp.data.make_lots, or remove the declaration or the callback."
             )
         if not model.optimizer.built:
             with model.distribute_strategy.scope():
@@ -167,7 +171,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._detach()
 
     def _resumed(self, account: Account, feed: Feed, start: Position) -> Position:
-        """The position where the training begins, after the state was put into the model."""
+        """Puts the saved state into the model, and returns the position where the training begins."""
         found = self._folder.read()
         if found is None:
             self.restarts, self.lost_steps, self.epochs = 0, 0, {}
@@ -186,8 +190,8 @@ class BackupAndRestore(keras.callbacks.Callback):
             saved = about["steps"]
             logging.warning(
                 f"The training in {self._folder.path} resumes from its state after step {saved:,}. Up "
-                f"to {lost:,} later steps had begun: they stay counted, but their results are lost. "
-                f"Step {saved + lost + 1:,} is the next one."
+                f"to {lost:,} later steps had begun. They stay counted, but their results are lost. "
+                f"Step {saved + lost + 1:,} is next."
             )
         if feed.steps is not None and position.step >= feed.steps:  # the epochs are shorter now
             position = position.next_epoch()
@@ -196,10 +200,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         return dataclasses.replace(position, until=max(position.until, start.until))
 
     def with_earlier_epochs(self, history):
-        """Returns the history of a fit, with the epochs that ended before the training resumed.
-
-        Unknown values of an earlier epoch are NaN.
-        """
+        """Adds the epochs before the restart to the history of a `fit`. Unknown values are NaN."""
         names = dict.fromkeys(name for logs in self.epochs.values() for name in logs)
         history.epoch = [*self.epochs]
         history.history = {
@@ -208,15 +209,15 @@ class BackupAndRestore(keras.callbacks.Callback):
         return history
 
     def before_steps(self, training, session, steps: int) -> None:
-        """Reserves steps on the disk, before they are authorized; raises OSError if that fails.
+        """Reserves steps on the disk, before they are authorized. Raises OSError if that fails.
 
         The first state of a session is written before any of its steps. So a run has a state before its
         first reservation, and the state has the key of the session.
 
         Args:
             training: The training, with the position of its next step.
-            session: Its open session.
-            steps: Number of steps that are wanted.
+            session: The open session of the training.
+            steps: Number of steps to take next.
         """
         entry = session.entry
         if session is not self._session:
@@ -240,7 +241,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._reserving = self._reserved_at - now
 
     def _end(self):
-        """Ends a fit after all callbacks have seen its end: they may still change the weights."""
+        """Ends a `fit`, after all callbacks have seen its end, since they may change the weights."""
         if self._session is not None:
             self._ended = self._last_epoch
         if self._interruptions.number is not None:
@@ -300,7 +301,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         return time.monotonic() - self._saved_at >= least
 
     def _save(self):
-        """Writes the state; a failure raises no error, since there is an earlier state."""
+        """Writes the state. A failure is logged and not raised, since there is an earlier state."""
         try:
             self._write()
         except OSError as error:
@@ -311,7 +312,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             logging.log_first_n(logging.WARNING, message, 1, self._folder.path, error)
 
     def _write(self):
-        """Writes the present state, with what a later process reports of this one."""
+        """Writes the current state, with notes for the report of a later process."""
         started = time.monotonic()
         epochs = [
             (epoch, {name: np.asarray(value).tolist() for name, value in logs.items()})
@@ -341,11 +342,11 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._write()
             notes.append(f"The state is in {self._folder.path}. Run the same program to resume.")
         except OSError as error:
-            notes.append(f"The state could not be written: {error}. The one before it is kept.")
+            notes.append(f"The state could not be written: {error}. The previous one is kept.")
         self._interruptions.end(*notes)
 
     def _spent(self, account: Account, entry: Entry) -> list[str]:
-        """What was spent, if the training is resumed and if it is not."""
+        """Sentences on the privacy spent, if the training is resumed and if it is not."""
         planned = "" if entry.has_open_plan or self._length is None else f" of {entry.counted:,}"
         notes = [
             f"Stopped after step {entry.taken:,}{planned}{self._epsilon(account.runs_so_far)}."
@@ -356,7 +357,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         return notes
 
     def _epsilon(self, runs: list[Run]) -> str:
-        """The proven epsilon of runs, in words; nothing if no delta is known."""
+        """The proven epsilon of runs as a text, which is empty if no delta is known."""
         privacy = self.model.privacy
         if self._delta is None and privacy.budget is None:
             return ""

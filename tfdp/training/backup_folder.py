@@ -1,12 +1,12 @@
-"""The folder of an unfinished training: its last state, and how far it may have gone since.
+"""The folder of an unfinished training: its last state, and the steps that may have begun since.
 
-`state` is an npz archive, which is replaced whole by renaming. `steps` is one line of fixed size: the
-run, the number of its steps that may have been begun, and a short digest. The line is overwritten in
-place, so it can be written on a full disk, and lies within one sector, so a kill leaves the old line or
-the new one. The same file is locked, for one process at a time. Damaged files are an error. There is no
-defence against somebody who edits, exchanges or removes files.
+`state` is an npz archive, which is replaced as a whole by renaming. `steps` is one line of fixed size:
+the run, the number of its steps that may have begun, and a short digest. The line is overwritten in
+place, so it can be written on a full disk. It lies within one sector, so a kill leaves the old line or
+the new one. The same file is locked, for one process at a time. Damaged files are an error. There is
+no defence against somebody who edits, exchanges or removes files.
 
-Formal guarantee: `reserve` returns only after the line is on the disk, so a process that reserves steps
+Formal guarantee: `reserve` returns only after the line is on the disk. So a process that reserves steps
 before it begins them never begins one that the next reader does not know of.
 
 Everything in the folder is a secret: the state holds the mechanism's un-noised values.
@@ -31,13 +31,13 @@ _NOT_ENTERED = -1
 
 
 class BackupError(ValueError):
-    """A backup cannot be used: it is damaged, of another training, or in use."""
+    """Error for a backup that cannot be used: it is damaged, of another training, or in use."""
 
 
 class BackupFolder:
     """A folder in which one process at a time keeps the state of a training.
 
-    It is made when it is first entered, for its owner only.
+    It is created when a process first enters it, with access for its owner only.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -46,16 +46,16 @@ class BackupFolder:
 
     @property
     def holds_state(self) -> bool:
-        """Whether there is a state to resume from."""
+        """Whether the folder has a state to resume from."""
         return os.path.lexists(self._in(STATE))
 
     def enter(self) -> None:
-        """Takes the folder for this process; raises BackupError if another process has it."""
+        """Locks the folder for this process. Raises BackupError if another process has locked it."""
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
         sync_folder(os.path.dirname(secret_folder(self.path)))
         handle = os.open(self._in(_STEPS), os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            # The lock is of this process: one that was forked off, to load data, does not hold it.
+            # A lock belongs to a process: a fork, such as one that loads data, does not hold it.
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(handle)
@@ -67,13 +67,13 @@ class BackupFolder:
             self.reserve(_NO_RUN, 0)
 
     def leave(self) -> None:
-        """Releases the folder; its files stay."""
+        """Unlocks the folder. Its files stay."""
         if self._steps != _NOT_ENTERED:
             os.close(self._steps)
             self._steps = _NOT_ENTERED
 
     def clear(self) -> None:
-        """Removes the folder; a kill leaves the whole state or none. Files of others stay."""
+        """Removes the folder, unless it has other files. A kill leaves the whole state or none."""
         for name in (STATE, _PARTIAL, _STEPS):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._in(name))
@@ -81,9 +81,10 @@ class BackupFolder:
             os.rmdir(self.path)
 
     def read(self) -> tuple[dict, dict[str, np.ndarray], int] | None:
-        """Returns (about, arrays, number of reserved steps of its run); None if there is no state.
+        """Reads the state. Raises BackupError if it is damaged.
 
-        Raises BackupError if the state is damaged.
+        Returns:
+            (about, arrays, number of reserved steps of the run), or None if there is no state.
         """
         if not self.holds_state:
             return None
@@ -97,18 +98,18 @@ class BackupFolder:
                 arrays = {name: held[name] for name in held.files if name != "about"}
         except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise BackupError(
-                f"The state of the training in {self._in(STATE)} cannot be read: {error}. What was "
-                "spent is unknown now. Restore the folder, or remove it (of train.py: the whole "
-                ".unfinished folder) to begin anew with fresh weights, and release nothing of the old "
+                f"The state of the training in {self._in(STATE)} cannot be read: {error}. So it is "
+                "unknown how much was spent. Restore the folder; or remove it (for train.py the whole "
+                ".unfinished folder), begin anew with fresh weights, and release nothing of the old "
                 "training."
             ) from error
         return about, arrays, int(steps) if run_id == about.get("run_id") else 0
 
     def write(self, about: Mapping, arrays: Mapping[str, np.ndarray]) -> None:
-        """Replaces the state; if that raises OSError, the one before is still there.
+        """Replaces the state. If this raises OSError, the previous state is still there.
 
         Args:
-            about: JSON-safe; its `run_id` is that of the steps that `reserve` reserves.
+            about: JSON-safe facts, with the `run_id` that `reserve` reserves steps of.
             arrays: Arrays by name.
         """
         text = np.frombuffer(json.dumps(about).encode(), np.uint8)
@@ -120,7 +121,7 @@ class BackupFolder:
         sync_folder(self.path)
 
     def reserve(self, run_id: str, steps: int) -> None:
-        """Notes on the disk that a run may have taken so many steps; its first state was written."""
+        """Records on the disk that a run, which has a state, may have taken so many steps."""
         os.pwrite(self._steps, _line(run_id, steps), 0)
         os.fsync(self._steps)
 
@@ -129,7 +130,7 @@ class BackupFolder:
 
 
 class ReadFolder(BackupFolder):
-    """The folder of another machine's process, which writes it; this process only resumes from it."""
+    """The folder of another machine's process. This process only resumes from it, and never writes."""
 
     _ended = False
 
@@ -146,10 +147,10 @@ class ReadFolder(BackupFolder):
         self._ended = True
 
     def write(self, about, arrays) -> None:
-        """Leaves the writing to the other process."""
+        """Does nothing: the other process writes."""
 
     def reserve(self, run_id, steps) -> None:
-        """Leaves the writing to the other process."""
+        """Does nothing: the other process writes."""
 
 
 def _line(run_id, steps) -> bytes:

@@ -1,4 +1,4 @@
-"""The state of an unfinished training: taken from a model, and given to the model of another process.
+"""Captures the state of an unfinished training, and restores it in another process.
 
 Formal guarantee: the other process resumes the same run of the ledger. Steps that were begun after the
 state was taken are lost and stay counted: the weights of the state are used as the weights after them,
@@ -29,10 +29,12 @@ def capture_state(
     """Returns the state of a training between two steps: (about, arrays), for a `BackupFolder`.
 
     Args:
-        setup: From `setup_of`.
-        length: Number of steps of an epoch of this fit, or None.
+        model: The private model.
+        account: The account of its weights, with an open session.
+        setup: The result of `setup_of`.
+        length: Number of steps in an epoch of this `fit`. None if unknown.
         position: The position of the next step.
-        notes: A report for later processes; JSON-safe.
+        notes: A JSON-safe report for later processes.
     """
     session, secrets = account.session, model.optimizer.secret_state()
     arrays = {name: keras.ops.convert_to_numpy(v) for name, v in _variables(model).items()}
@@ -55,10 +57,14 @@ def capture_state(
 def restore_state(
     model, account: Account, feed: Feed, setup: dict, about: dict, arrays: dict, reserved: int
 ) -> tuple[Position, int]:
-    """Puts a state into a model and opens the session of the saved run, which the fit continues.
+    """Puts a state into a model, and opens the session of the saved run for the `fit` to continue.
 
     Args:
-        about, arrays: The state.
+        model: The private model, compiled and built.
+        account: The account of its weights.
+        feed: The data of the training.
+        setup: The result of `setup_of` in this process.
+        about, arrays: The state, as `BackupFolder.read` returns it.
         reserved: Number of steps of the run that may have begun.
 
     Returns:
@@ -71,13 +77,13 @@ def restore_state(
     run_id, kept = about["run_id"], about["steps"]
     run = ledger.entries[run_id]
     other = [name for name, value in setup.items() if about["setup"].get(name) != value]
-    if other in ([], ["examples"]):  # whose places matter with some samplings only
+    if other in ([], ["examples"]):  # the places of examples matter with some sampling schemes only
         facts = facts_of(model, feed, optimizer, account.start)
         other = differences(facts, run, optimizer, model.trainable_variables) or other
     if other:
         raise BackupError(
-            f"The saved state belongs to a training with other {' and '.join(other)}. Expected the "
-            "model, optimizer, data and version of that training, or another folder."
+            f"The saved state belongs to a training with other {' and '.join(other)}. Use the model, "
+            "optimizer, data and version of that training, or another folder."
         )
     # This process may have continued the same run itself, after an interruption.
     taken = max(kept, reserved, ledger.taken(run_id), account.ledger.taken(run_id))
@@ -94,7 +100,7 @@ def restore_state(
     optimizer.iterations.assign(first + taken)
     secrets = {n.partition(".")[2]: a for n, a in arrays.items() if n.startswith("secret.")}
     entry = Entry(account.ledger, run.with_steps(run.steps), run_id, about["declared"])
-    account.plan = None  # the state has what was declared
+    account.plan = None  # the state includes the declared plan
     account.session = session_of(model, entry, facts, dataclasses.replace(feed, turn=turn), first)
     with model.distribute_strategy.scope():
         optimizer.resume(account.session, secrets, lost)
@@ -102,7 +108,7 @@ def restore_state(
 
 
 def setup_of(model, feed: Feed) -> dict:
-    """What has to be the same in the process that resumes, besides the run."""
+    """Facts, besides the run, that must be the same in the process that resumes."""
     lots = feed.lots
     if lots is not None and not (sampling_class(lots.sampling).whole_epochs or lots.groups > 1):
         lots = None  # its examples have no places
@@ -110,13 +116,13 @@ def setup_of(model, feed: Feed) -> dict:
         "version": _VERSION,
         "optimizer": type(model.optimizer).__name__,
         "variables": [[str(v.dtype), *v.shape] for v in _variables(model).values()],
-        # Of shards, only this machine can read one; all of them are told apart by a few rows.
+        # A machine can read only its own shard, so all shards are identified by a few rows.
         "examples": None if lots is None else [*feed.shards] or lots.fingerprint(),
     }
 
 
 def _variables(model) -> dict:
-    """Everything that a state holds of a model and its optimizer, by name; metrics begin anew."""
+    """The variables of a model and its optimizer that a state holds, by name. Metrics begin anew."""
     metrics = {id(v) for v in model.metrics_variables}
     weights = [v for v in model.variables if id(v) not in metrics]
     both = {"model": weights, "optimizer": model.optimizer.variables}

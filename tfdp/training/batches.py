@@ -6,7 +6,7 @@ amplification: an example may be in every lot.
 Formal guarantee: every lot has the same public number L of rows, which is the divisor of the sum. L is
 the static size of the batches, or the argument of `batch` that made them. If neither is known, L is
 the size of the first batch. A smaller batch is padded with absent rows; a larger one raises before its
-step is counted. So the size of a batch decides neither the noise nor the divisor.
+step is counted. So neither the noise nor the divisor depends on the size of a batch.
 """
 
 import dataclasses
@@ -31,13 +31,15 @@ from tfdp.gradients.factors import zero_rows
 
 @dataclasses.dataclass(frozen=True)
 class Batches:
-    """Batches of a user, as lots of one size.
+    """A user's batches, padded to lots of one size.
 
     Attributes:
         dataset: The lots: x, (x, y) or (x, y, sample_weight).
-        lot_size: Number of rows of each lot.
-        number: Number of batches in an epoch, or TensorFlow's number for an unknown one or no end.
-        adapter: What Keras' `fit` gets where it has to know when epochs begin and end; else None.
+        lot_size: Number of rows in each lot.
+        number: Number of batches in an epoch, or TensorFlow's constant for an unknown or infinite
+            number.
+        adapter: An adapter that Keras' `fit` gets in place of the dataset, to call it when epochs begin
+            and end. None if the dataset suffices.
     """
 
     dataset: tf.data.Dataset
@@ -47,7 +49,7 @@ class Batches:
 
 
 def is_batches(x: Any) -> bool:
-    """Whether data are batches and not arrays."""
+    """Whether data are batches rather than arrays."""
     if isinstance(x, tf.data.Dataset | keras.utils.PyDataset):
         return True
     if x is None or isinstance(x, dict | list | tuple | str) or hasattr(x, "shape"):
@@ -56,7 +58,7 @@ def is_batches(x: Any) -> bool:
 
 
 def batches_of(x: Any, class_weight: dict | None = None, shuffle: bool = True) -> Batches:
-    """Returns batches as lots of one size.
+    """Returns a user's batches as lots of one size.
 
     Args:
         x: A `tf.data.Dataset`, a `keras.utils.PyDataset`, or a generator or other iterable of x,
@@ -72,7 +74,7 @@ def batches_of(x: Any, class_weight: dict | None = None, shuffle: bool = True) -
             raise ValueError(
                 "The dataset repeats its examples before it makes batches of them, so a batch may have "
                 "an example twice, which the guarantee does not cover. Call repeat() after batch(), or "
-                "pass the examples as tfdp.data.make_lots(...)."
+                "pass the examples to tfdp.data.make_lots(...)."
             )
         return _of_dataset(x, class_weight)
     if isinstance(x, keras.utils.PyDataset):
@@ -82,14 +84,14 @@ def batches_of(x: Any, class_weight: dict | None = None, shuffle: bool = True) -
     begun = iter(x)
     first = [*itertools.islice(begun, 1)]
     adapter = GeneratorDataAdapter(map(_as_tuple, itertools.chain(first, begun)))
-    # The first epoch continues after the batch that the adapter has read. Later ones begin anew.
+    # The first epoch continues after the batch that the adapter has read. Later epochs begin anew.
     passes = itertools.chain([adapter.generator()], (map(_as_tuple, x) for _ in itertools.count()))
     adapter.generator = lambda: next(passes)
     return _of_adapter(adapter, first, number, class_weight)
 
 
 def _of_adapter(adapter, first, number, class_weight) -> Batches:
-    """The batches of an adapter of Keras, whose first batch is known."""
+    """Returns the batches of a Keras adapter, whose first batch is known."""
     dataset = _weighted(adapter.get_tf_dataset(), class_weight)
     size = _rows(first)
     assert size is not None  # the arrays of a batch have a number of rows
@@ -119,7 +121,7 @@ def _of_dataset(dataset, class_weight) -> Batches:
 
 
 def _rest(iterator) -> tf.data.Dataset:
-    """The elements that an iterator has left."""
+    """Returns a dataset of the remaining elements of an iterator."""
     take = do_not_convert(lambda _: iterator.get_next_as_optional())
     is_one = do_not_convert(lambda found: found.has_value())
     value = do_not_convert(lambda found: found.get_value())
@@ -127,7 +129,7 @@ def _rest(iterator) -> tf.data.Dataset:
 
 
 def _weighted(dataset, class_weight):
-    """A dataset with weights of classes as Keras gives them to examples."""
+    """Adds class weights to a dataset, as Keras does."""
     return dataset if class_weight is None else dataset.map(make_class_weight_map_fn(class_weight))
 
 
@@ -140,20 +142,20 @@ _NOT_DENSE = (tf.SparseTensor, tf.SparseTensorSpec, tf.RaggedTensor, tf.RaggedTe
 
 
 def _rows(batch) -> int | None:
-    """The number of rows of a batch, or of the type of batches; None if the type does not say it."""
+    """Returns the number of rows in a batch or in a batch type. None if the type does not say it."""
     leaves = [leaf for leaf in tf.nest.flatten(batch) if hasattr(leaf, "shape")]
     if any(isinstance(leaf, _NOT_DENSE) or hasattr(leaf, "toarray") for leaf in leaves):
         raise ValueError(
-            "Batches of sparse or ragged tensors cannot be padded to one number of rows. Make them "
-            "dense: x.toarray(), tf.sparse.to_dense(x), x.to_tensor()."
+            "Batches of sparse or ragged tensors cannot be padded to one number of rows. Convert them "
+            "to dense ones: x.toarray(), tf.sparse.to_dense(x), x.to_tensor()."
         )
     found = {tuple(leaf.shape[:1]) for leaf in leaves}
     known = found - {(None,)}
     if not found or len(known) > 1 or known & {(), (0,)}:
         raise ValueError(
             "Expected at least one batch, of arrays x, (x, y) or (x, y, sample_weight) with the same "
-            f"number of rows. Received first axes {found or 'of nothing'}. dataset.batch(batch_size) "
-            "makes batches of single examples."
+            f"number of rows. Received first axes {found or 'of nothing'}. If the elements are single "
+            "examples, use dataset.batch(batch_size)."
         )
     return known.pop()[0] if known else None
 
@@ -174,8 +176,8 @@ def _padded(dataset, size):
         check = tf.debugging.assert_less_equal(
             rows,
             size,
-            f"A batch has more rows than the first one, which has {size}, and every sum of gradients "
-            "is divided by that constant. drop_remainder=True gives all batches the same size.",
+            f"A batch has more rows than the first one, which has {size}. Every sum of gradients is "
+            "divided by this constant. Use drop_remainder=True to give all batches the same size.",
         )
         ones = tf.ones([rows], tf.float32)  # so that padding has a weight that differs
         weights = tf.nest.map_structure(

@@ -1,7 +1,8 @@
-"""Builds a model whose weights are made when it sees its first data, as Keras does, before any step.
+"""Builds models that are not built, before the first step.
 
-The private step checks layers and weights before it is traced, so they have to exist by then. Only
-shapes and dtypes of the data are used, and these are public.
+Keras makes the weights of such models when they see their first data. The private step checks layers
+and weights before it is traced, so they must exist by then. Only shapes and dtypes of the data are
+used, and these are public.
 """
 
 import keras
@@ -13,7 +14,7 @@ from tfdp._compat.keras import build_symbolically, is_graph_of_layers, layers_of
 def build_for(model, x) -> None:
     """Builds a model for a structure of arrays, tensors or `tf.TensorSpec`s [rows, ...].
 
-    `build` of a subclass without a method of that name leaves its layers without weights.
+    Keras' `build` would not do: for a subclass without its own, it leaves layers without weights.
     """
     if model.built and all(layer.built for layer in layers_of(model)):
         return
@@ -22,7 +23,7 @@ def build_for(model, x) -> None:
 
 
 def outputs_for(model, x) -> list:
-    """The symbolic outputs of a model for a structure of arrays; it is built if it was not."""
+    """Returns the symbolic outputs of a model for a structure of arrays, and builds it if needed."""
     if model.built and is_graph_of_layers(model):
         return model.outputs
     rows = keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[:1], x)

@@ -1,4 +1,4 @@
-"""`make_private_with_epsilon`: a private model whose noise spends a budget in the planned epochs."""
+"""`make_private_with_epsilon`, which computes the noise of a training from its budget."""
 
 from collections.abc import Collection
 from typing import NamedTuple
@@ -22,12 +22,14 @@ from tfdp.training.preparing import prepared
 
 
 class Calibrated(NamedTuple):
-    """What `make_private_with_epsilon` returns.
+    """The private model, optimizer and data that `make_private_with_epsilon` returns.
+
+    It is a tuple, so you can unpack it: `model, optimizer, data = ...`.
 
     Attributes:
-        model: The model, private and with its budget; not compiled.
-        optimizer: The private optimizer with the calibrated noise, for `model.compile`.
-        data: What `model.fit` trains on: `tfdp.data.Lots`, or the batches that were given.
+        model: The model, private and with its budget, but not compiled.
+        optimizer: A private optimizer with the computed noise multiplier, for `model.compile`.
+        data: The training data for `model.fit`: `tfdp.data.Lots`, or the batches that were passed.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -66,44 +68,48 @@ def make_private_with_epsilon(
     start: str | None = None,
     public_preprocessing: bool | Collection = (),
 ) -> Calibrated:
-    """Makes a model private with the least noise that keeps a training within a budget.
+    """Makes a model private for a given epsilon, with the least noise that stays within it.
 
-    The budget is set on the model: a step beyond it raises `BudgetExhausted`, so that more epochs
-    than planned are refused rather than spent.
+    Use it if you know epsilon, delta and the number of epochs. If you know the noise multiplier, use
+    `make_private` and a private optimizer. The budget is set on the model: a step beyond it raises
+    `BudgetExhausted`, so more epochs than planned are refused rather than spent.
 
     Args:
-        model: A Keras model whose weights have spent nothing yet. One that is not built is built
-            here for the shapes of the data.
-        optimizer: A Keras optimizer or its name, such as "adam", which becomes private by DP-SGD's
-            noise; or a private optimizer of any mechanism, whose noise multiplier is replaced. It
-            is not changed, and its seed is not taken over.
+        model: A Keras model whose weights have spent no privacy yet. It is built for the shapes of
+            the data if it is not built.
+        optimizer: A Keras optimizer or its name, such as "adam", which is made private with DP-SGD's
+            noise; or a private optimizer of any mechanism. It is not changed: the result has a new
+            optimizer with the computed noise multiplier, and without a seed.
         data: Arrays (x,), (x, y) or (x, y, sample_weight), or another source of examples, as in
             `tfdp.data.as_source`; `tfdp.data.Lots`; or a `tf.data.Dataset` of batches, which is
             accounted without amplification by sampling, or `tfdp.data.OncePerEpoch` of batches.
-        epsilon: The budget, above 0.
-        delta: The probability parameter, in (0, 1); `fit` warns if it is not below 1/N.
-        epochs: Number of passes over the data that are planned, above 0; it is rounded to steps.
-        batch_size: Nominal lot size; for arrays only, and needed there.
+        epsilon: The largest epsilon that may be spent, above 0.
+        delta: Delta of the guarantee, a probability in (0, 1). `fit` warns if it is not below 1/N.
+        epochs: Planned number of passes over the data, above 0. It is rounded to whole steps.
+        batch_size: Nominal lot size. Required for arrays, and only for them.
         sampling: How lots are drawn from arrays, as in `tfdp.data.make_lots`.
-        l2_norm_clip: The clip norm; None takes the clip norm of a private optimizer, else 1.0.
-        kind: The guarantee that has to stay within the budget: "proven" or "claimed".
-        adjacency: "zero_out", "replace_one" or "add_or_remove_one".
-        engine: "auto", "ghost", "vectorized" or "loop", as in `make_private`.
-        physical_batch_size: Largest number of examples that are processed together; None as in
+        l2_norm_clip: The clip norm. None keeps the clip norm of a private optimizer, and means 1.0
+            for a Keras optimizer.
+        kind: The guarantee that must stay within the budget: "proven" or "claimed".
+        adjacency: Neighbouring relation of the guarantee: "zero_out", "replace_one" or
+            "add_or_remove_one".
+        engine: How per-example gradients are computed, as in `make_private`.
+        physical_batch_size: Largest number of rows in the network at the same time, as in
             `make_private`.
-        seed: Insecure seed of the lots that are drawn from arrays, as in `make_private`; None draws
+        seed: Insecure seed of the lots that are drawn from arrays, as in `make_private`. None draws
             secret lots.
-        start: "public" declares that the weights do not depend on the private data; None declares
+        start: "public" declares that the weights do not depend on the private data. None declares
             nothing.
-        public_preprocessing: Layers, or their names, that were adapted to public data; True for
+        public_preprocessing: Layers, or their names, that were adapted to public data. True means
             all.
 
     Returns:
-        (model, optimizer, data); compile the model with the optimizer, and fit it on the data.
+        The tuple (model, optimizer, data), a `Calibrated`. Compile the model with the optimizer, and
+        fit it on the data.
 
     Raises:
-        ValueError: If the model is not built and cannot be, its weights have spent something, the
-            optimizer was used, or the data and arguments do not fit.
+        ValueError: If the model is not built and cannot be built, its weights have spent privacy,
+            the optimizer was used before, or the data and arguments do not fit.
         CalibrationError: If no noise gives a finite guarantee within the budget.
 
     Example:
@@ -137,9 +143,9 @@ def make_private_with_epsilon(
     )
     if private.privacy.ledger.runs:
         raise ValueError(
-            f"The weights of model '{model.name}' have spent privacy already, so noise for the whole "
-            "budget would exceed it. Expected fresh weights; or use tfdp.accounting.noise_for with "
-            "what is left."
+            f"The weights of model '{model.name}' have spent privacy already, so a training with the "
+            "noise for the whole budget would exceed it. Use fresh weights, or compute the noise for "
+            "the rest of the budget with tfdp.accounting.noise_for."
         )
     steps = max(1, round(epochs * feed.steps))
     run = planned_run(private, feed, steps, optimizer, private.privacy.account.start)
@@ -152,11 +158,11 @@ def make_private_with_epsilon(
 
 
 def _private(optimizer, l2_norm_clip, noise_multiplier) -> DPKerasOptimizer:
-    """Returns a private optimizer with the configuration of another optimizer, but for its seed."""
+    """Returns a private optimizer with the configuration of another optimizer, without its seed."""
     optimizer = keras.optimizers.get(optimizer)
     if optimizer.built:
         raise ValueError(
-            f"Expected an optimizer that was not used yet. Received {type(optimizer).__name__} after "
+            f"Expected an unused optimizer. Received {type(optimizer).__name__} after "
             f"{int(optimizer.iterations.numpy())} steps. Pass a new one."
         )
     config, kind = optimizer.get_config(), type(optimizer)
@@ -168,7 +174,7 @@ def _private(optimizer, l2_norm_clip, noise_multiplier) -> DPKerasOptimizer:
 
 
 def _lots(data, batch_size, sampling, physical_batch_size, optimizer):
-    """Returns the lots of arrays; lots, datasets and declarations as they are."""
+    """Returns lots drawn from arrays; lots, datasets and declarations are returned as they are."""
     data = getattr(data, "tfdp_lots", data)
     if isinstance(data, Lots | tf.data.Dataset | OncePerEpoch):
         refuse_arguments_of_arrays(batch_size=batch_size)

@@ -1,4 +1,4 @@
-"""Refuses models that break per-example privacy, and other optimizers; names layer and remedy."""
+"""Refuses models and optimizers that cannot train privately. Errors name the layer and the remedy."""
 
 import keras
 import numpy as np
@@ -33,27 +33,28 @@ _STATEFUL = "carries its states from one example to the next. Make it with state
 _ADAPTED = (
     "takes its values from data by adapt() or set_vocabulary(), which no privacy guarantee covers. "
     "Make it from public constants by the arguments of its class (mean and variance, vocabulary, "
-    "bin_boundaries). Where that data is public, say so: make_private(model, "
+    "bin_boundaries). If the data are public, declare it: make_private(model, "
     "public_preprocessing=[{!r}])"
 )
 
 
 def has_trained_statistics(layer: keras.layers.BatchNormalization) -> bool:
-    """Whether a BatchNormalization holds statistics of data, which it uses when it is frozen."""
+    """Whether a BatchNormalization holds statistics of data, which it would use if it were frozen."""
     trained = layer.built and (np.any(layer.moving_mean) or np.any(layer.moving_variance != 1))
     return bool(trained) and is_frozen_by_flag(layer)
 
 
 def _is_adapted(layer) -> bool:
-    """Whether the values that a preprocessing layer holds may come from private data.
+    """Whether the values in a preprocessing layer may come from private data.
 
-    They become part of the model without any noise, unless they are constants of its constructor. Of
-    a layer that was loaded from a file, a vocabulary that came from a text file counts as adapted.
+    Such values become part of the model without any noise, unless they are constants of its
+    constructor. In a layer that was loaded from a file, a vocabulary from a text file counts as
+    adapted.
     """
     if isinstance(layer, keras.utils.FeatureSpace):
         return any(map(_is_adapted, layer.preprocessors.values()))
     if isinstance(layer, keras.layers.Normalization):
-        # Mean 0 and variance 1 are those of a layer that was not adapted.
+        # A layer that was not adapted has mean 0 and variance 1.
         unused = layer.built and not np.any(layer.mean) and np.all(layer.variance == 1)
         return layer.input_mean is None and not unused
     if isinstance(layer, keras.layers.Discretization):
@@ -62,7 +63,7 @@ def _is_adapted(layer) -> bool:
 
 
 def _adapted_layers(model, layers, public) -> list:
-    """The adapted layers that are not declared public by `public`, as in `refuse_mixing_layers`."""
+    """The adapted layers that `public` does not declare public, as in `refuse_mixing_layers`."""
     if public is True:
         return []
     declared = []
@@ -86,13 +87,16 @@ def refuse_mixing_layers(model, public=()) -> None:
 
     A BatchNormalization with `trainable=False` is allowed: its moving statistics are constants, which,
     like all weights at the start, must not depend on the private data. Other layers that mix examples,
-    or keep what they see, are found when the first step is traced (`gradients.mixed_rows`,
+    or store their inputs, are found when the first step is traced (`gradients.mixed_rows`,
     `gradients.first_pass`). Adapted layers are checked only here.
 
     Args:
         model: A Keras model.
-        public: True, or layers, or their names: preprocessing layers that were adapted to public
-            data.
+        public: The preprocessing layers, or their names, that were adapted to public data. True means
+            all.
+
+    Raises:
+        ValueError: If there is such a layer. The message names it and the remedy.
     """
     layers = layers_of(model)
     with_examples = [layers_of(layer) for layer in layers if isinstance(layer, PublicExamples)]
@@ -120,7 +124,7 @@ def refuse_mixing_layers(model, public=()) -> None:
 
 
 def _several(layers) -> str:
-    """The first of some layers that have a problem in common, and the names of others."""
+    """Names the first of several layers with the same problem in full, and the others briefly."""
     first, *others = layers
     names = [f"'{layer.name}'" for layer in others[:2]]
     names += [f"{len(others) - 2} more"] if len(others) > 2 else []
@@ -128,15 +132,17 @@ def _several(layers) -> str:
     return f"layer '{first.name}' ({type(first).__name__}){likewise}"
 
 
-# Methods of a model that private training replaces: one of the user's would be ignored, or would
-# train without bound and noise.
+# Methods that private training replaces. A custom one would be ignored, or would train without clipping
+# and noise.
 _REPLACED = ("train_step", "make_train_function")
 
 
 def refuse_own_train_step(model, private_base) -> None:
-    """Refuses a model with a custom `train_step` or `make_train_function`, which would be ignored.
+    """Raises ValueError for a model with a custom `train_step` or `make_train_function`.
 
-    `private_base` is the class whose training step is the private one.
+    Args:
+        model: A Keras model.
+        private_base: The class that has the private training step.
     """
     for name in _REPLACED:
         where = f"Model '{model.name}'" if name in vars(model) else None
@@ -145,9 +151,9 @@ def refuse_own_train_step(model, private_base) -> None:
                 where = where or f"{base.__module__}.{base.__qualname__}"
         if where is not None:
             raise ValueError(
-                f"{where} has a custom {name}, which private training does not run: nothing bounds "
-                "what it does with an example. Override compute_loss instead, whose gradient is "
-                "clipped for each example, or compute_metrics, or train without tfdp."
+                f"{where} has a custom {name}, which private training does not run, because nothing "
+                "bounds the influence of an example there. Override compute_loss instead, whose "
+                "gradient is clipped for each example, or compute_metrics, or train without tfdp."
             )
 
 
@@ -156,12 +162,12 @@ def check_optimizer(model, optimizer) -> None:
     policy = getattr(model, "dtype_policy", None)
     if policy is not None and policy.compute_dtype == "float16":
         raise ValueError(
-            "The float16 policy needs loss scaling, which scales gradients before they are clipped. "
-            "Expected float32 or mixed_bfloat16."
+            "The float16 policy cannot train privately: it needs loss scaling, which scales gradients "
+            "before they are clipped. Use float32 or mixed_bfloat16."
         )
     if optimizer is None:
         raise ValueError(
-            f"Expected private model '{model.name}' to be compiled. Call model.compile with a private "
+            f"Private model '{model.name}' is not compiled. Call model.compile with a private "
             "optimizer, such as tfdp.DPKerasSGDOptimizer, and a loss."
         )
     if not isinstance(optimizer, DPKerasOptimizer):

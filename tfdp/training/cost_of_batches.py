@@ -1,4 +1,4 @@
-"""Warns of a delta that is too large, and of what batches of unknown sampling cost."""
+"""Warns if delta is too large, or if batches cost much because nothing is known of their sampling."""
 
 import dataclasses
 import math
@@ -15,7 +15,15 @@ from tfdp.training.feed import Feed
 
 
 def warn_of_cost(model, x, feed: Feed, epochs: int, callbacks=()) -> None:
-    """Warns if a budget's or a callback's delta is not below 1/N, or if x are batches of a user."""
+    """Warns if the delta of a budget or callback is not below 1/N, and of a user's own batches.
+
+    Args:
+        model: A compiled private model.
+        x: The data, as the user passed them.
+        feed: The data of the training.
+        epochs: Number of epochs of the training.
+        callbacks: The callbacks of the training, some of which have a delta.
+    """
     examples, budgets = feed.sampling.num_examples, model.privacy.ledger.budgets
     stated = [*budgets, *(each for each in callbacks if hasattr(each, "adjacency"))]
     stated = [each for each in stated if getattr(each, "delta", None) is not None]
@@ -30,7 +38,7 @@ def warn_of_cost(model, x, feed: Feed, epochs: int, callbacks=()) -> None:
 
 
 def warn_of_noise(data, run: Run, noise: float, budget: PrivacyBudget) -> None:
-    """Warns if the noise of a run was chosen for batches of a user, with the noise that lots need."""
+    """Warns if noise was computed for a user's own batches, and states the noise that lots need."""
     if type(run.sampling) is Unknown:
         size = run.sampling.lot_size
         lots = Poisson(num_examples=run.sampling.num_examples, lot_size=size)
@@ -46,13 +54,15 @@ def warn_of_noise(data, run: Run, noise: float, budget: PrivacyBudget) -> None:
 
 
 def _costs(model, call, feed, epochs, shown) -> list[str]:
-    """Sentences about the epsilons of a training, and of the same with lots that `call` makes.
+    """Sentences about epsilon, for these batches and for lots that tfdp draws.
 
-    `shown` is a budget or a callback with the delta and adjacency.
+    Args:
+        call: The code that makes such lots, for the sentences.
+        shown: A budget or a callback, whose delta and adjacency are used.
     """
     if feed.steps is None:
         return [
-            "Epsilon cannot be computed beforehand, since the number of batches in an epoch is "
+            "Epsilon cannot be computed in advance, since the number of batches in an epoch is "
             f"unknown. Pass steps_per_epoch, or let tfdp draw the lots: {call}"
         ]
     examples, size, privacy = feed.sampling.num_examples, feed.sampling.lot_size, model.privacy
@@ -88,7 +98,7 @@ _UNKNOWN = (
 
 
 def _ways_to_lots(x, lot_size) -> str:
-    """The calls that lead from a user's batches to lots that tfdp draws."""
+    """The code that makes lots from the data of a user's batches."""
     if hasattr(x, "class_names"):  # Keras' datasets of directories
         return (
             "tfdp.data.make_lots('poisson', source, "
@@ -98,9 +108,9 @@ def _ways_to_lots(x, lot_size) -> str:
     if isinstance(x, tf.data.Dataset):
         return (
             f"tfdp.data.make_lots('poisson', dataset.unbatch(), lot_size={lot_size}), which reads the "
-            "examples once; leave out shuffle and repeat, and put augmentation into lots.map(f)."
+            "examples once. Remove shuffle and repeat, and move augmentation into lots.map(f)."
         )
     return (
-        "fit(x, y, batch_size=...) or tfdp.data.make_lots('poisson', x, y, lot_size=...), also of an "
-        "object that gives one example for an index."
+        "fit(x, y, batch_size=...) or tfdp.data.make_lots('poisson', x, y, lot_size=...). x may also "
+        "be an object that returns one example by its index."
     )

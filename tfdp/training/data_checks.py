@@ -1,4 +1,4 @@
-"""Refuses data that a model cannot be trained on, before the first step."""
+"""Checks the data of a training before the first step: labels, tokens, numbers that are not finite."""
 
 import keras
 import numpy as np
@@ -13,14 +13,14 @@ from tfdp.layers.public import public_layers
 from tfdp.training.building import outputs_for
 
 _CHUNK = 2**20  # numbers that are looked at together, so that no copy of the data is made
-_NEIGHBOURS = 4  # pairs of rows that are compared, and the least number of values that they share
-_LARGEST_SHIFT = 100  # of a window against the one before
+_NEIGHBOURS = 4  # number of pairs of rows that are compared, and of values that they share at least
+_LARGEST_SHIFT = 100  # of a window against the window before it
 
 
 def check_examples(model, data) -> None:
-    """Checks the data of a fit: all examples that are arrays in memory, a few of other lots.
+    """Checks the data of a `fit`: all examples if they are in memory, otherwise a few.
 
-    Batches cannot be read twice, so they are not checked.
+    A user's batches are not checked, since they cannot be read twice.
 
     Args:
         model: A compiled Keras model.
@@ -42,20 +42,20 @@ def check_examples(model, data) -> None:
         check_rows(model, *held[:2])
         if data.examples_per_person is None and any(map(_overlap, all_arrays(held[0]))):
             logging.warning(
-                "Neighbouring rows overlap, as windows of a series do, so a value is in several rows, "
-                "and the guarantee is for one row. Cut windows without overlap, or protect all rows of "
+                "Neighbouring rows overlap, as windows of a series do. So a value is in several rows, "
+                "but the guarantee is for one row. Cut windows without overlap, or protect all rows of "
                 "a person: make_lots(..., privacy_ids=..., examples_per_person=...)."
             )
     elif public_layers(model):
         logging.warning(
-            "Model '%s' has public examples, and only arrays in memory are compared with them. "
-            "Make sure that no private example is among the public ones.",
+            "Model '%s' has public examples, which are compared with arrays in memory only. Make sure "
+            "that none of them is among these data.",
             model.name,
         )
 
 
 def _overlap(rows) -> bool:
-    """Whether each of the first rows begins with what the row before ends with."""
+    """Whether each of the first rows begins with the end of the row before it."""
     if np.ndim(rows) < 2 or rows.dtype.kind not in "fiu":
         return False
     first, then = np.asarray(rows[:_NEIGHBOURS]), np.asarray(rows[1 : _NEIGHBOURS + 1])
@@ -68,18 +68,22 @@ def _overlap(rows) -> bool:
 
 
 def check_rows(model, x, y) -> None:
-    """Raises ValueError for rows, arrays in memory, that a model cannot be trained on."""
+    """Raises ValueError for arrays in memory that a model cannot be trained on."""
     check_targets(model, x, y)
     check_disjoint(model, x)
     check_tokens(model, x)
 
 
 def check_validation(model, held_out, lot) -> None:
-    """Raises ValueError for validation data that the model cannot be evaluated on, before any step.
+    """Raises ValueError, before any step, for validation data that the model cannot be evaluated on.
 
     Keras would notice after the first epoch, when all planned steps are counted. Data that cannot be
-    looked at without consuming them, such as generators, are not checked. `lot` has the
-    `tf.TensorSpec`s of a lot.
+    looked at without consuming them, such as generators, are not checked.
+
+    Args:
+        model: A compiled Keras model.
+        held_out: The validation data, as `to_evaluate` returns them.
+        lot: The structure of `tf.TensorSpec`s of a lot.
     """
     if isinstance(held_out, SourceBatches):
         rows = held_out[0]
@@ -93,8 +97,8 @@ def check_validation(model, held_out, lot) -> None:
     known_x, known_y, _ = keras.utils.unpack_x_y_sample_weight(lot)
     if y is None and known_y is not None:
         raise ValueError(
-            "validation_data has no targets, and the training data have. Pass (x, y), or a source of "
-            "such rows, as of tfdp.data.as_source(records, keys=('x', 'y'))."
+            "validation_data has no targets, but the training data have. Pass (x, y), or a source of "
+            "such rows, such as tfdp.data.as_source(records, keys=('x', 'y'))."
         )
     for found, known in ((x, known_x), (y, known_y)):
         if [*map(is_text, all_arrays(found))] != [*map(is_text, all_arrays(known))]:
@@ -128,17 +132,20 @@ def _described(leaf) -> str:
 
 
 def _fits(shape, wanted) -> bool:
-    """Whether rows of a shape may be an input; Keras adds or removes a last axis of length one."""
+    """Whether rows of a shape can be an input. Keras adds or removes a last axis of length one."""
     if len(shape) != len(wanted):
         return abs(len(shape) - len(wanted)) == 1
     return all(None in (n, m) or n == m for n, m in zip(shape, wanted, strict=True))
 
 
 def check_finite(values, name: str) -> None:
-    """Raises ValueError if an array of floats in a structure of arrays holds a NaN or an infinity.
+    """Raises ValueError if an array of floats holds a NaN or an infinity.
 
-    The gradient of such an example is usually not finite, and counts zero in every step. `name` is that
-    of the argument.
+    The gradient of such an example is usually not finite, and counts zero in every step.
+
+    Args:
+        values: A structure of arrays.
+        name: Name of the argument, for errors.
     """
     for array in all_arrays(values):
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "fc":
@@ -150,29 +157,29 @@ def check_finite(values, name: str) -> None:
                 row, *place = np.argwhere(~finite)[0].tolist()
                 raise ValueError(
                     f"Invalid value received for argument `{name}`. Expected finite numbers. Received "
-                    f"{array[(first + row, *place)]} in row {first + row}. Leave out such rows, or "
-                    "replace the numbers by a constant, such as np.nan_to_num(..., nan=0.0)."
+                    f"{array[(first + row, *place)]} in row {first + row}. Remove such rows, or "
+                    "replace the numbers by a constant: np.nan_to_num(..., nan=0.0)."
                 )
 
 
 def check_targets(model, x, y) -> None:
     """Raises ValueError if targets are missing or texts, or labels are not indices of the outputs.
 
-    Only one array of labels with a sparse categorical loss is compared with the outputs. A loss that
-    Keras does not have may take texts.
+    Labels are compared with the outputs only if they are one array, and the loss is sparse categorical.
+    A custom loss may take texts.
     """
     loss = model.loss
     own = type(model).compute_loss is not keras.Model.compute_loss or "compute_loss" in vars(model)
     if y is None and loss is not None and not own:
         raise ValueError(
-            "The model was compiled with a loss, which compares outputs with targets. Expected y, or "
-            "a model without a compiled loss whose layers call add_loss. Received y=None."
+            "Received y=None, but the model was compiled with a loss, which compares outputs with "
+            "targets. Pass y, or compile without a loss a model whose layers call add_loss."
         )
     of_keras = isinstance(loss, str) or type(loss).__module__.startswith("keras.")
     if of_keras and not own and any(map(_begins_with_text, all_arrays(y))):
         raise ValueError(
-            f"Expected targets y that are numbers, for the loss {loss!r}. Received texts. Convert "
-            "them, such as by (labels == 'yes').astype('int32'), or by a dict of class indices."
+            f"Expected numbers as targets y, for the loss {loss!r}. Received texts. Convert them, for "
+            "example by (labels == 'yes').astype('int32'), or by a dict of class indices."
         )
     sparse = isinstance(loss, keras.losses.SparseCategoricalCrossentropy) or (
         loss == "sparse_categorical_crossentropy"
@@ -195,10 +202,10 @@ def _begins_with_text(array) -> bool:
 
 
 def check_tokens(model, x) -> None:
-    """Raises ValueError if arrays of tokens hold one that an embedding has no vector for.
+    """Raises ValueError if an array has tokens that an `Embedding` has no vector for.
 
-    Only inputs of Sequential and functional models that go straight to an `Embedding` are checked.
-    In a step, the gradient of such an example counts zero.
+    In a step, the gradient of such an example counts zero. Only inputs that go straight to an
+    `Embedding` are checked, of Sequential and functional models.
     """
     for layer in layers_of(model):
         if isinstance(layer, keras.layers.Embedding):
@@ -209,14 +216,16 @@ def check_tokens(model, x) -> None:
                 if not 0 <= least <= most < layer.input_dim:
                     raise ValueError(
                         f"Embedding '{layer.name}' has vectors for the tokens 0 to "
-                        f"{layer.input_dim - 1}. Received tokens from {least} to {most}."
+                        f"{layer.input_dim - 1}. Received tokens from {least} to {most}. Make the "
+                        "embedding larger, or map such tokens to one of its tokens."
                     )
 
 
 def inputs_of(model, x) -> dict:
-    """The leaves of `x`, by the ids of the symbolic inputs of a graph of layers that take them.
+    """Returns the leaves of `x`, by the ids of the symbolic inputs that they are passed to.
 
-    Leaves go by name where `x` has names, as in Keras. The result is empty for other models.
+    Leaves of a dictionary are assigned by name, as in Keras. The result is empty for models that are no
+    graph of layers.
     """
     if not is_graph_of_layers(model) or not model.built:
         return {}
@@ -228,15 +237,15 @@ def inputs_of(model, x) -> dict:
 
 
 def sources_of(layer) -> list[int]:
-    """The ids of the symbolic tensors that are the first arguments of a layer's calls."""
+    """Returns the ids of the symbolic tensors that are the first arguments of a layer's calls."""
     return [id(args[0]) for args, _ in uses_of(layer) if args]
 
 
 def check_disjoint(model, x) -> None:
     """Raises ValueError if a private example is also one of the model's public examples.
 
-    Examples are compared bit by bit (0.0 equals -0.0), and only if private and public ones have the
-    same shape, since layers before a `PublicExamples` layer may change the inputs.
+    Examples are compared bit by bit (0.0 equals -0.0). Private and public examples of different shapes
+    are not compared, since layers before a `PublicExamples` layer may change the inputs.
     """
     private = all_arrays(x)
     for layer in public_layers(model):
@@ -249,7 +258,7 @@ def check_disjoint(model, x) -> None:
             raise ValueError(
                 f"{len(shared)} private examples (the first at index {shared[0]}) are also public "
                 f"examples of layer '{layer.name}', so they would take part in every step without "
-                "any noise. Expected public examples that are disjoint from the private data."
+                "any noise. Choose public examples that are disjoint from the private data."
             )
 
 

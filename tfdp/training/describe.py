@@ -12,24 +12,24 @@ from tfdp.layers.public import public_layers
 from tfdp.session import Session
 from tfdp.training.feed import Feed
 
-# Steps that a run without a planned end (train_on_batch) describes, and is extended by, at a time.
+# Number of steps that a run without a planned end (train_on_batch) describes at a time.
 OPEN_ENDED = 10_000
 
 
 def facts_of(model, feed: Feed, optimizer, start: str) -> Run:
-    """Returns what is accounted of a training, as a run without steps and without tables over them.
+    """Returns the accounted settings of a training, as a run without steps and their tables.
 
     Args:
         model: A built private model.
-        feed: How the steps draw their examples.
-        optimizer: The private optimizer that takes the steps; perhaps not that of the model.
-        start: As in `accounting.Run`.
+        feed: The data of the training, and how the steps draw from them.
+        optimizer: The private optimizer that takes the steps. It need not be that of the model.
+        start: The start of the weights, as in `accounting.Run`.
     """
     lots, microbatch_size = feed.lots, optimizer.microbatch_size(feed.sampling.lot_size)
     if lots is not None and lots.microbatch_size != microbatch_size:
         raise ValueError(
-            f"The lots have microbatch_size={lots.microbatch_size}, and the optimizer has microbatches "
-            f"of {microbatch_size} examples: sampling amplifies what is drawn as a whole. Pass "
+            f"The lots have microbatch_size={lots.microbatch_size}, but the optimizer clips "
+            f"microbatches of {microbatch_size} examples, which must be drawn as a whole. Pass "
             f"microbatch_size={microbatch_size} to make_lots."
         )
     variables = model.trainable_variables
@@ -61,14 +61,14 @@ def facts_of(model, feed: Feed, optimizer, start: str) -> Run:
 
 
 def with_tables(facts: Run, optimizer, variables, first: int, steps: int, known=None) -> Run:
-    """Returns the run of `steps` steps with these facts; the other arguments are those of `tables`."""
+    """Returns the run of `steps` steps with these facts. Other arguments are as for `tables`."""
     tables = optimizer.tables(variables, first, steps, known)
     mechanism = dataclasses.replace(facts.mechanism, **tables)
     return dataclasses.replace(facts, mechanism=mechanism, steps=steps)
 
 
 def differences(facts: Run, run: Run, optimizer, variables) -> list[str]:
-    """Names of the settings in which a run differs from facts, whatever its steps and tables."""
+    """Names of the settings in which a run differs from facts, apart from its steps and tables."""
     if type(run.mechanism) is type(facts.mechanism):
         tables = {n: getattr(facts.mechanism, n) for n in optimizer.tables(variables, 0, 0)}
         run = dataclasses.replace(run, mechanism=dataclasses.replace(run.mechanism, **tables))
@@ -86,7 +86,7 @@ def _differing_fields(one, other) -> list[str]:
 
 
 def planned_run(model, feed: Feed, steps: int, optimizer, start: str) -> Run:
-    """Returns the run of a training of `steps` steps from the first one; arguments as in `facts_of`."""
+    """Returns the run of a whole training of `steps` steps. Other arguments are as for `facts_of`."""
     facts = facts_of(model, feed, optimizer, start)
     return with_tables(facts, optimizer, model.trainable_variables, 0, steps)
 
@@ -97,14 +97,14 @@ def open_session(model, account: Account, feed: Feed, steps: int | None) -> Sess
     Args:
         model: A private model that is compiled and built.
         account: The account of its weights, which gets the session.
-        feed: How the steps draw their examples.
-        steps: Number of further steps to describe; None if unknown.
+        feed: The data of the training, and how the steps draw from them.
+        steps: Number of further steps to describe. None if unknown.
     """
     optimizer, variables = model.optimizer, model.trainable_variables
     if not variables:
         raise ValueError(
-            f"Model '{model.name}' has no trainable weights. Set `trainable = True` for some layer; "
-            "model.evaluate computes the metrics of a frozen model."
+            f"Model '{model.name}' has no trainable weights. Set `trainable = True` for some layer, or "
+            "compute the metrics of a frozen model with model.evaluate."
         )
     if not optimizer.built:
         with model.distribute_strategy.scope():
@@ -117,14 +117,14 @@ def open_session(model, account: Account, feed: Feed, steps: int | None) -> Sess
     if feed.start:
         raise RuntimeError(
             "A callback changed the weights of a training that was resumed in the middle of an epoch, "
-            "and a new run begins with an epoch. Leave out the callback, so that the weights are "
-            "those of the saved state."
+            "but the new run for these weights must begin with an epoch. Remove the callback, so that "
+            "the weights stay those of the saved state."
         )
     first = int(optimizer.iterations.numpy())
     steps = _open_ended(optimizer, 0) if steps is None else steps
     run = with_tables(facts, optimizer, variables, first, steps)
     account.close_session()
-    # Of several machines, all give the run one id, so that it counts once where their ledgers meet.
+    # All machines give the run one id, so that it counts once where their ledgers meet.
     run_id = None if feed.key is None else derived(feed.key, "run").hex()
     entry = Entry(account.ledger, run, run_id)
     account.session = session_of(model, entry, facts, feed, first)
@@ -134,7 +134,7 @@ def open_session(model, account: Account, feed: Feed, steps: int | None) -> Sess
 
 
 def session_of(model, entry: Entry, facts: Run, feed: Feed, first_iteration: int) -> Session:
-    """Returns a session for the steps of an entry; `Session` describes the arguments."""
+    """Returns a session for the steps of an entry. `Session` describes the arguments."""
     with model.distribute_strategy.scope():  # its counter has a copy for each replica
         return Session(
             entry,
@@ -152,10 +152,10 @@ def session_of(model, entry: Entry, facts: Run, feed: Feed, first_iteration: int
 def continues(session: Session, facts: Run, feed: Feed, optimizer, variables) -> bool:
     """Whether further steps belong to the entry of a session.
 
-    Random lots may be new. Lots of whole epochs have to draw like the previous lots (`Lots.draws_as`)
-    and begin where the last training stopped, so that an example is once in an epoch; arrays get new
-    `Lots` in each fit, so `fit(x, y, shuffle=False)` always begins a new entry. Where groups take
-    turns, the `Lots` have to draw like the previous ones and the turns have to continue.
+    Random lots may be new. Lots of whole epochs must draw like the previous lots (`Lots.draws_as`) and
+    begin where the last training stopped, so that an example is once in an epoch. Arrays get new `Lots`
+    in each `fit`, so `fit(x, y, shuffle=False)` always begins a new entry. Where groups take turns, the
+    `Lots` must draw like the previous ones, and the turns must continue.
     """
     entry, sampling = session.entry, session.run.sampling
     if not (
@@ -177,7 +177,7 @@ def continues(session: Session, facts: Run, feed: Feed, optimizer, variables) ->
 
 
 def describe_more(session: Session, steps: int | None) -> None:
-    """Describes further steps, if the session's run does not describe them yet."""
+    """Extends the session's run by further steps, unless it describes them already."""
     entry, optimizer, first = session.entry, session.optimizer, session.first_iteration
     done = entry.taken
     if steps is None:

@@ -1,6 +1,7 @@
-"""Private Keras models: `make_private`, and `from_preset` for those of KerasHub.
+"""Private Keras models: `make_private`, and `from_preset` for models of KerasHub.
 
-Their common base `PrivateTraining` provides the guarantee; its module (`private_training`) states it.
+Their common base `PrivateTraining` provides the guarantee, which its module (`private_training`)
+states.
 """
 
 import functools
@@ -27,10 +28,10 @@ _PRIVATE = "tfdp_private"
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class PrivateModel:
-    """First base of the classes that `make_private` makes, and their name in files.
+    """The first base of all classes that `make_private` makes, and their name in files.
 
-    The configuration is that of the plain class, with the place of this class and the settings of
-    `make_private` in one entry more.
+    The configuration is that of the plain class, with an additional entry for the place of the plain
+    class and the settings of `make_private`.
     """
 
     def get_config(self):
@@ -59,7 +60,7 @@ class PrivateModel:
 
 
 def _place(cls) -> dict:
-    """Where Keras finds a class when it loads a configuration."""
+    """The place where Keras finds a class when it loads a configuration."""
     stock = cls in (keras.Sequential, keras.Model)  # which Keras saves under their public module
     return {
         "module": "keras" if stock else cls.__module__,
@@ -69,7 +70,7 @@ def _place(cls) -> dict:
 
 
 def _settings(model) -> dict:
-    """The arguments of `make_private` that a file holds: no seed, and the budget is in the ledger."""
+    """The arguments of `make_private` that are written to a file. The ledger includes the budget."""
     privacy, public = model.privacy, model.privacy.public_preprocessing
     if public is not True:
         public = [getattr(layer, "name", layer) for layer in public]
@@ -82,16 +83,18 @@ def _settings(model) -> dict:
 
 
 def _not_called(self, plain_model):
-    """Constructor of the classes of `make_private`, whose models the plain class has made.
+    """Constructor of the classes of `make_private`, which is never needed: models exist already.
 
     Keras' `clone_model` sees from its arguments that clones are of the plain class, as for Sequential.
     """
-    raise TypeError("Models of this class are made by tfdp.make_private(model).")
+    raise TypeError(
+        "This class cannot be called. Make a plain model, then tfdp.make_private(model)."
+    )
 
 
 @functools.cache
 def _private_class(base: type) -> type:
-    """A private subclass of `base` with its name, which is part of the names in files of weights."""
+    """Makes the private subclass of a class. Its name stays, since files of weights contain it."""
     members: dict[str, object] = {
         "__module__": "tfdp",
         "__qualname__": base.__qualname__,
@@ -128,34 +131,41 @@ def make_private(
     start: str | None = None,
     public_preprocessing: bool | Collection = (),
 ) -> Private:
-    """Makes a Keras model train privately, in place, and returns it.
+    """Makes a Keras model train with differential privacy, in place, and returns it.
 
-    The model may be of any class, including a subclass of `keras.Model` that you wrote.
+    Afterwards compile the model with a private optimizer, such as `DPKerasSGDOptimizer`, and call
+    `fit` as in Keras. `model.privacy` has the privacy spent, the budget and the statement. If you know
+    epsilon rather than the noise, use `make_private_with_epsilon`.
+
+    The model may be of any class, including a subclass of `keras.Model` that you wrote. Its layers must
+    treat examples one by one: `tfdp.fix` replaces batch normalization.
 
     `model.save` and `keras.models.save_model` write a private model: after `import tfdp`,
     `keras.models.load_model` returns it with its ledger and budget. `model.privacy.release` writes a
-    model for plain Keras. Make a model private before `load_weights`: a plain model ignores the ledger.
+    model for plain Keras. Call `make_private` before `load_weights`: a plain model ignores the ledger.
 
     Args:
         model: Any Keras model whose layers treat examples one by one.
-        engine: The way to compute per-example gradients. "auto", the default, and "ghost" write out
-            no gradient of the whole model for each example; "auto" also takes models with
-            statistics='batch'. "vectorized" writes all of them out. "loop" takes one example after
-            the other: slow, but for any model that TensorFlow can differentiate.
-        physical_batch_size: Largest number of examples that are processed together; None processes
-            a lot as a whole, or, for convolutions and recurrent layers on a CPU, 32 to 384 examples
-            at a time.
-        budget: The most that may be spent, including earlier training; the step that would exceed
-            it raises `BudgetExhausted`. Like the ledger, the budget belongs to the weights: it is
-            saved with them, and None keeps an earlier budget.
-        seed: Insecure; makes the lots that `fit` draws from arrays reproducible, so that nothing
-            finite is proven. For tests and debugging.
+        engine: How per-example gradients are computed. All engines compute the same sums. "auto",
+            the default, and "ghost" never write out the gradient of the whole model for each example;
+            "auto" also takes models with statistics='batch'. "vectorized" writes all of these
+            gradients out. "loop" takes one example after the other: slow, but for any model that
+            TensorFlow can differentiate.
+        physical_batch_size: Largest number of rows in the network at the same time. It limits memory
+            and does not affect privacy. None processes a lot as a whole, or, for convolutions and
+            recurrent layers on a CPU, 32 to 384 examples at a time.
+        budget: The largest epsilon and delta that may be spent, including earlier training. A step
+            that would exceed it raises `BudgetExhausted`. Like the ledger, the budget belongs to the
+            weights and is saved with them. None keeps an earlier budget.
+        seed: An integer that makes the lots reproducible that `fit` draws from arrays, for tests and
+            debugging. It is insecure: nothing finite is proven with a seed. None draws secret lots.
         start: "public" declares that the current weights do not depend on the private data, because
-            they are fresh or were trained on public data; the privacy statement says that the user
+            they are fresh or were trained on public data. The privacy statement says that the user
             declared it. None keeps an earlier value. Without any declaration, the value is
             "assumed": tfdp assumes the same until it detects the opposite.
         public_preprocessing: Layers, or their names, that were adapted to public data, such as
-            `Normalization` and `TextVectorization`; True for all. Other adapted layers are refused.
+            `Normalization` and `TextVectorization`. True means all. Other adapted layers are
+            refused.
 
     Returns:
         `model` itself.
@@ -186,8 +196,8 @@ def make_private(
     if not isinstance(model, PrivateTraining):
         if hasattr(model, "privacy"):
             raise ValueError(
-                f"Model '{model.name}' has an attribute 'privacy', where tfdp puts the ledger, the "
-                "budget and the statement. Rename the attribute."
+                f"Model '{model.name}' has an attribute 'privacy', which tfdp needs for the ledger, "
+                "the budget and the statement. Rename the attribute."
             )
         model.__class__ = _private_class(type(model))  # type: ignore[arg-type]  # a class is hashable
     model.privacy.configure(
@@ -202,21 +212,23 @@ def make_private(
 
 
 def from_preset(cls: Any, preset: str | os.PathLike, **arguments) -> Private:
-    """Loads a private model that `save_to_preset` wrote, with its ledger and budget.
+    """Loads a private KerasHub model from the preset that it was saved to, with its ledger and budget.
 
-    A preset is KerasHub's folder of a model. `cls.from_preset` loads the preset of a private model as
-    a plain model; the ledger is a file `privacy.json` in the folder.
+    A preset is a folder in which KerasHub keeps a model. `save_to_preset` of a private model writes the
+    ledger as a file `privacy.json` into the folder. KerasHub's own `cls.from_preset` ignores it and
+    loads a plain model.
 
     Args:
-        cls: The class of the preset, such as `keras_hub.models.TextClassifier`.
-        preset: A local folder.
-        **arguments: Passed to `cls.from_preset`.
+        cls: The class of the model, such as `keras_hub.models.TextClassifier`.
+        preset: Path of a local folder that `save_to_preset` of a private model wrote.
+        **arguments: Further arguments of `cls.from_preset`.
 
     Returns:
-        A private model; `make_private` changes its settings.
+        A private model with the default settings of `make_private`, which a call of `make_private`
+        changes.
 
     Raises:
-        ValueError: If the folder holds no ledger.
+        ValueError: If the folder has no ledger.
 
     Example:
         >>> import keras, tfdp

@@ -1,4 +1,4 @@
-"""Writes the release: the weights that the guarantee is about, and nothing else."""
+"""Writes the release: the weights that the guarantee covers, and nothing else."""
 
 import os
 import tempfile
@@ -14,10 +14,10 @@ from tfdp.training.replicas import writes
 
 
 def plain_copy(model: keras.Model) -> keras.Model:
-    """A plain, uncompiled Keras model with the weights of a private or plain one.
+    """Returns a plain, uncompiled Keras model with the weights of a private or plain one.
 
-    The copy has no optimizer, so no slots; its random state is fresh. For SI-DPSGD the weights are
-    the one draw theta that was frozen, never the means.
+    The copy has no optimizer, so no slots. Its random state is fresh. For SI-DPSGD the weights are the
+    one draw theta that was frozen, never the means.
     """
     for layer in layers_of(model):
         take_policy(layer)  # the model may come from a file
@@ -33,9 +33,9 @@ def plain_copy(model: keras.Model) -> keras.Model:
 
 
 def values_into(copy: keras.Model, model: keras.Model) -> None:
-    """Gives a `plain_copy` the values that the model has now, with LoRA merged where it has none.
+    """Assigns the current values of a model to a `plain_copy`, and merges LoRA where the copy has none.
 
-    Layers pass them on as to a file, which does not hold random state.
+    Layers pass on what they write to files, so no random state.
     """
     for source, target in zip(
         layers_of(model, itself=True), layers_of(copy, itself=True), strict=True
@@ -44,7 +44,7 @@ def values_into(copy: keras.Model, model: keras.Model) -> None:
         source.save_own_variables(values)
         target.load_own_variables(values)
         if hasattr(source, "adapt") and hasattr(source, "save_assets"):
-            # What a preprocessing layer was adapted to may be a table.
+            # A preprocessing layer may hold a table, which is no array.
             with tempfile.TemporaryDirectory() as folder:
                 source.save_assets(folder)
                 target.load_assets(folder)
@@ -63,7 +63,7 @@ def replace(layer: keras.Layer, new: keras.Layer) -> None:
 def replacements(model: keras.Model) -> dict[str, dict]:
     """The configurations of the layers that took the place of others, by their number in the model.
 
-    A layer or model whose constructor makes other layers makes the old ones when it is loaded.
+    A class whose constructor makes layers makes the old ones when it is loaded.
     """
     layers = enumerate(layers_of(model, itself=True))
     new = {str(i): layer for i, layer in layers if hasattr(layer, _REPLACED)}
@@ -71,7 +71,7 @@ def replacements(model: keras.Model) -> dict[str, dict]:
 
 
 def replace_again(model: keras.Model, configs: dict[str, dict]) -> None:
-    """Replaces the layers that a class made anew; a configuration has the new ones already."""
+    """Puts the replacements into a loaded model whose class has made the old layers again."""
     layers = layers_of(model, itself=True)
     for i, config in configs.items():
         new = keras.saving.deserialize_keras_object(config)
@@ -88,24 +88,27 @@ def _as_graph(copy):
     if left is None:
         return copy
     raise ValueError(
-        f"The class that makes layer '{left.name}' does not make it as a {type(left).__name__}, so a "
-        "file could not be loaded without tfdp. Make that layer in the class; or write "
+        f"The release could not be loaded without tfdp: the class that makes layer '{left.name}' does "
+        f"not make it as a {type(left).__name__}. Make that layer in the class; or write "
         "model.save_weights(path), for a new model whose layers tfdp.fix replaces before load_weights."
     )
 
 
 def export(model: keras.Model, path: str | os.PathLike, *, stock_layers: bool = False) -> None:
-    """Writes the release of `model` to a `.keras` file: no optimizer slots, seeds or secret means.
+    """Writes the model that may be published to a `.keras` file.
 
-    The file loads with `keras.models.load_model`, without tfdp if the model uses no tfdp layer.
-    On a local disk, it is written atomically: an existing file is replaced only by a complete one. Of
-    several machines, the chief writes it.
+    The file has the weights that the guarantee covers, and no optimizer slots, seeds or secret means.
+    Publish this file rather than one of `model.save`, which keeps the state of the training.
+    `keras.models.load_model` loads it, without tfdp if the model uses no tfdp layer.
+
+    On a local disk, the file is written atomically: an existing file is replaced only by a complete
+    one. Of several machines, the chief writes it.
 
     Args:
-        model: A trained model.
+        model: A trained model, private or plain.
         path: A file name that ends in `.keras`.
-        stock_layers: Whether the file has a frozen `keras.layers.BatchNormalization` with the same
-            outputs for every `tfdp.layers.PrivateBatchNormalization`, so that it loads without
+        stock_layers: Whether every `tfdp.layers.PrivateBatchNormalization` becomes a frozen
+            `keras.layers.BatchNormalization` with the same outputs, so that the file loads without
             tfdp.
 
     Raises:

@@ -1,8 +1,8 @@
 """Turns the arguments of `fit` into lots whose sampling is known.
 
-The scheme that is accounted is the scheme that runs: tfdp draws lots from arrays and other sources,
-`tfdp.data.Lots` state how they draw, and for batches that a user draws (`training.batches`) the
-sampling counts as unknown, unless the user declares it.
+The accounted scheme is the scheme that runs. tfdp draws lots from arrays and other sources.
+`tfdp.data.Lots` state how they draw. For batches that a user draws (`training.batches`), the sampling
+counts as unknown, unless the user declares it.
 """
 
 import dataclasses
@@ -35,18 +35,18 @@ class Feed:
     """The data of a training, and how its steps draw from them.
 
     Attributes:
-        sampling: How lots are drawn, as in `accounting.Run`.
-        steps: Number of steps in an epoch; None if the epoch ends when the data do.
-        lots: The `tfdp.data.Lots` that the steps draw from; None for other batches.
-        physical_batch_size: Number of rows in one chunk; None processes a lot as a whole.
+        sampling: The sampling scheme, as in `accounting.Run`.
+        steps: Number of steps in an epoch. None if the epoch ends with the data.
+        lots: The `tfdp.data.Lots` that the steps draw from. None for a user's batches.
+        physical_batch_size: Number of rows in one chunk. None processes a lot as a whole.
         turn: The group that the first lot comes from, if groups take turns.
         start: Place of the first lot in its epoch, where epochs are whole.
-        dataset: The lots; None before `at`, and for the single step of `train_on_batch`.
-        steps_per_epoch: The argument for Keras; None if the dataset ends with the epoch.
-        adapter: Keras gets it in place of the dataset, and it gives the same lots; or None.
+        dataset: The lots. None before `at`, and for the single step of `train_on_batch`.
+        steps_per_epoch: The argument for Keras. None if the dataset ends with the epoch.
+        adapter: An adapter with the same lots, for Keras in place of the dataset. None if not needed.
         validation_data: As in `fit`.
-        key: The secret of the training that several machines share, 16 bytes; None on one machine.
-        shards: A digest of a few rows of each machine's shard, in order; empty without shards.
+        key: The secret of the training that several machines share, 16 bytes. None on one machine.
+        shards: A digest of a few rows of each machine's shard, in order. Empty without shards.
     """
 
     sampling: Sampling
@@ -64,12 +64,12 @@ class Feed:
 
     @property
     def insecure_seed(self) -> bool:
-        """Whether a user's seed decides about draws that the proof needs to be secret."""
+        """Whether a user's seed determines draws that must be secret for the proof."""
         return self.lots is not None and self.lots.seeded and self.sampling.random_lots
 
     @property
     def holds_out(self) -> bool:
-        """Whether the validation data are not known to have examples of the training data."""
+        """Whether the validation data have no known examples of the training data."""
         given: Any = self.validation_data
         if isinstance(given, tuple):
             given = as_source(given)
@@ -80,13 +80,13 @@ class Feed:
 
     @property
     def needs_order(self) -> bool:
-        """Whether a position in the lots means something only together with their secret order."""
+        """Whether a position in the lots has a meaning only together with their secret order."""
         kind = None if self.lots is None else sampling_class(self.lots.sampling)
         return kind is not None and kind.whole_epochs and not kind.fixed_order
 
     @functools.cached_property
     def spec(self) -> Any:
-        """The structure of `tf.TensorSpec`s of a lot; None for the single step of `train_on_batch`."""
+        """The structure of `tf.TensorSpec`s of a lot. Undefined for the step of `train_on_batch`."""
         given: Any = self.dataset if self.lots is None else self.lots
         return given.element_spec if self.lots is None else given.spec
 
@@ -96,12 +96,12 @@ class Feed:
         return keras.utils.unpack_x_y_sample_weight(self.spec)[0]
 
     def at(self, position: Position, turn: int, model) -> "Feed":
-        """The feed of a training that begins at a position, with its dataset.
+        """Returns the feed of a training that begins at a position, with its dataset.
 
         Args:
-            position: The position.
+            position: The position of the first step.
             turn: The group that the first lot comes from (modulo the number of groups).
-            model: The model; the replicas of its strategy get shares of each lot.
+            model: The model. The replicas of its strategy get shares of each lot.
         """
         lots, strategy = self.lots, model.distribute_strategy
         if lots is None:  # the training skips earlier batches
@@ -117,7 +117,7 @@ class Feed:
         if lots.sharded and not several_machines(strategy):
             raise ValueError(
                 "These lots come from one shard (shard_of), and only several machines have all shards. "
-                "Leave out shard_of, or use tf.distribute.MultiWorkerMirroredStrategy."
+                "Remove shard_of, or use tf.distribute.MultiWorkerMirroredStrategy."
             )
         turn %= lots.groups
         drawn = functools.partial(lots.as_dataset, (turn - left_out) % lots.groups, start=left_out)
@@ -135,7 +135,7 @@ class Feed:
         return dataclasses.replace(self, dataset=dataset, turn=turn, start=start, adapter=adapter)
 
     def _in_shares(self, model) -> "Feed":
-        """The feed of a user's batches for several replicas."""
+        """Returns the feed of a user's batches for several replicas."""
         batches: Any = self.dataset
         unit = model.optimizer.microbatch_size(self.sampling.lot_size)
         dataset = distributed(
@@ -150,10 +150,10 @@ class Feed:
 
 
 def order_of_shard(order: bytes, number: int) -> bytes:
-    """The secret order of a shard's lots: independent of the others', so that amplification holds.
+    """Returns the secret order of a shard's lots, independent of that of all other shards.
 
-    Records that enter lots together with those of another shard would be a group, for which the
-    sampling amplifies nothing.
+    With a common order, records of several shards would always enter lots together. Sampling would not
+    amplify the privacy of such a group.
     """
     return derived(order, f"shard {number}")
 
@@ -172,29 +172,29 @@ def feed_for(
     validation_data=None,
     validation_batch_size: int | None = None,
 ) -> Feed:
-    """Returns the feed for the arguments of `fit`; each feed draws its own lots.
+    """Returns the feed for the arguments of `fit`. Each feed draws its own lots.
 
     Args:
         model: A compiled private model.
         **arguments: As in `fit`.
 
     Raises:
-        ValueError: If the sampling of the data cannot be accounted, or arguments do not fit them.
+        ValueError: If the sampling of the data cannot be accounted, or an argument does not fit them.
     """
     steps_per_epoch = whole("steps_per_epoch", steps_per_epoch, 1, optional=True)
     if class_weight is not None and not isinstance(class_weight, Mapping):
         raise ValueError(
             "Invalid value received for argument `class_weight`. Expected a dictionary from classes to "
-            f"weights. Received: {class_weight!r}. Balanced weights are computed from all records, so "
-            "the guarantee does not cover them: choose weights without looking at these data."
+            f"weights. Received: {class_weight!r}. Choose the weights without looking at these data: "
+            "the guarantee does not cover balanced weights, which are computed from all records."
         )
     privacy, x = model.privacy, getattr(x, "tfdp_lots", x)
     given = isinstance(x, Lots | OncePerEpoch) or (is_batches(x) and not is_source(x))
     validation_data = to_evaluate(validation_data, validation_batch_size or batch_size)
     if isinstance(x, Lots) and type(x) is not Lots:
         raise ValueError(
-            "Nothing is known about how lots of this class are drawn. Expected lots from "
-            f"tfdp.data.make_lots. Received: {type(x).__name__}"
+            f"Nothing is known about how lots of the class {type(x).__name__} are drawn. Use lots of "
+            "tfdp.data.make_lots."
         )
     if given:
         refuse_arguments_of_arrays(
@@ -213,8 +213,8 @@ def feed_for(
         lot_size = _lot_size(batch_size, len(source), steps_per_epoch)
         if batch_size is None and steps_per_epoch is None and privacy.budget is not None:
             logging.warning(
-                "The model has a budget. fit draws lots of %d, the default batch_size: pass the size "
-                "that the noise was computed for, or fit what make_private_with_epsilon returned.",
+                "The model has a budget, and fit draws lots of %d, the default batch_size. Pass the "
+                "size of the planned lots, or the data that make_private_with_epsilon returned.",
                 lot_size,
             )
         if steps_per_epoch is not None:
@@ -257,14 +257,14 @@ def feed_of(
     class_weight: dict | None = None,
     shuffle: bool | str = True,
 ) -> Feed:
-    """Returns how steps draw from lots or batches.
+    """Returns the feed of lots or batches.
 
     Args:
         data: `tfdp.data.Lots`; or batches, with a declaration or without.
-        physical_batch_size: Number of rows in one chunk; None takes the size from the lots, or
+        physical_batch_size: Number of rows in one chunk. None takes the size from the lots, or
             processes a lot as a whole.
         turn: The group that the first lot comes from (modulo the number of groups).
-        steps_per_epoch, class_weight, shuffle: As in `fit`; the last two are for batches.
+        steps_per_epoch, class_weight, shuffle: As in `fit`. The last two are for batches.
     """
     if not isinstance(data, Lots):
         batches = _declared_batches(data) if isinstance(data, OncePerEpoch) else data
@@ -291,18 +291,18 @@ def sampling_of(lots: Lots) -> Sampling:
 
 
 def _declared_batches(declared: OncePerEpoch):
-    """The batches of a declaration, which have to be batches of a user."""
+    """Returns the batches of a declaration. Raises ValueError for lots, arrays and repeated data."""
     x = declared.batches
     if not is_batches(x) or hasattr(x, "tfdp_lots"):
         raise ValueError(
             "OncePerEpoch declares how your own batches are drawn. Expected a tf.data.Dataset of "
-            f"batches, a PyDataset or a loader. Received: {type(x).__name__}. Lots and arrays need no "
-            "declaration."
+            f"batches, a PyDataset or a loader. Received: {type(x).__name__}. Pass lots and arrays "
+            "without a declaration."
         )
     if isinstance(x, tf.data.Dataset) and repeats(x):
         raise ValueError(
-            "OncePerEpoch declares that an epoch has each example at most once, and the dataset "
-            "repeats them. Leave out `repeat`: Keras restarts the dataset in every epoch."
+            "OncePerEpoch declares that an epoch has each example at most once, but the dataset "
+            "repeats them. Remove `repeat`: Keras restarts the dataset in every epoch."
         )
     return x
 
@@ -310,7 +310,7 @@ def _declared_batches(declared: OncePerEpoch):
 def _feed_of_batches(
     batches: Batches, physical_batch_size, steps_per_epoch, declared: bool
 ) -> Feed:
-    """The feed of batches; `declared` if their user states that each example is once in an epoch.
+    """Returns the feed of batches. `declared`: the user declares each example at most once per epoch.
 
     Formal guarantee of a declaration: every pass has the same number of lots, and a pass begins with
     the first step and after each multiple of that number; other passes raise. So an example is in at
@@ -319,16 +319,16 @@ def _feed_of_batches(
     known = batches.number if batches.number >= 0 else None
     steps, dataset = _capped(steps_per_epoch or known), batches.dataset
     if known is None and declared:
-        raise ValueError(f"OncePerEpoch needs the number of batches in an epoch. {STATE_LENGTH}")
+        raise ValueError(f"OncePerEpoch requires a known number of batches. {STATE_LENGTH}")
     if steps is None and batches.number == tf.data.INFINITE_CARDINALITY:
-        raise ValueError(f"These batches have no end. Pass steps_per_epoch. {STATE_LENGTH}")
+        raise ValueError(f"The batches are infinite. Pass steps_per_epoch. {STATE_LENGTH}")
     if declared and steps != known:
         raise ValueError(
             f"OncePerEpoch declares epochs of all {known} batches. Received steps_per_epoch={steps}. "
-            "Leave it out."
+            "Remove it."
         )
     if declared and batches.adapter is not None:
-        # TensorFlow knows the number of a dataset; other batches may be wrong about theirs.
+        # TensorFlow checks the number of a dataset's elements; other batches may state a wrong one.
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(known))
         batches.adapter.get_tf_dataset = lambda: dataset
     size = batches.lot_size
@@ -345,7 +345,7 @@ def _feed_of_batches(
 
 
 STATE_LENGTH = (
-    "Leave out `repeat`, and state the number: "
+    "Remove `repeat`, and state the number: "
     "dataset.apply(tf.data.experimental.assert_cardinality(n))."
 )
 
@@ -357,17 +357,17 @@ def _capped(steps):
 
 
 def refuse_arguments_of_arrays(**arguments) -> None:
-    """Raises ValueError if one of the arguments is given, beside data that have it themselves."""
+    """Raises ValueError if an argument is not None that lots and batches already determine."""
     given = [name for name, value in arguments.items() if value is not None]
     if given:
         raise ValueError(
             f"{' and '.join(given)} can only be used with arrays: lots and batches have a size, "
-            "targets and weights already. Leave them out. To validate, pass validation_data."
+            "targets and weights already. Remove them. To validate, pass validation_data."
         )
 
 
 def _sampling(shuffle) -> str:
-    """The way of drawing lots that an argument `shuffle` of `fit` means."""
+    """Returns the sampling scheme for the argument `shuffle` of `fit`."""
     if isinstance(shuffle, str):
         one_of("shuffle", shuffle, ("epoch",), remedy="Use True, False or 'epoch'.")
         return "random_allocation"
@@ -375,26 +375,26 @@ def _sampling(shuffle) -> str:
 
 
 def _lot_size(batch_size, total, steps_per_epoch):
-    """The lot size that the arguments of `fit` mean, as in Keras; the number of examples is public."""
+    """Returns the lot size for arguments of `fit`, as in Keras. The number of examples is public."""
     if batch_size is None:
         return min(32, total) if steps_per_epoch is None else -(-total // steps_per_epoch)
     if whole("batch_size", batch_size, 1) > total:
         logging.warning(
-            "batch_size=%d, and there are only %d examples, so every lot has all of them. Sampling "
-            "amplifies nothing then; a smaller batch_size costs less.",
+            "batch_size=%d is more than the %d examples, so every lot has all of them, and there is no "
+            "amplification by sampling. A smaller batch_size costs less.",
             *(batch_size, total),
         )
     return min(int(batch_size), total)
 
 
 def _at_most_once(steps_per_epoch, total, lot_size):
-    """Ends an epoch of arrays after one pass over them, as Keras does with a warning."""
+    """Limits an epoch of arrays to one pass over them, with a warning, as Keras does."""
     most = -(-total // lot_size)
     if steps_per_epoch <= most:
         return steps_per_epoch
     logging.warning(
-        "steps_per_epoch=%d, and %d lots of %d are all %d examples, so an epoch ends there. Pass "
-        "tfdp.data.make_lots(...) for longer epochs: lots do not run out.",
+        "steps_per_epoch=%d, but the epoch ends after %d lots of %d, which are all %d examples. For "
+        "longer epochs, pass tfdp.data.make_lots(...): lots never run out.",
         *(steps_per_epoch, most, lot_size, total),
     )
     return most

@@ -1,12 +1,12 @@
-"""How a private model gets into files and copies, with its ledger, and out of them again.
+"""Saves, loads and copies private models together with their ledgers.
 
-Keras writes a model in two parts. The weights (`.keras`, `.weights.h5`, shards, pickles; Keras', not
-`tf.train.Checkpoint`, which has numbers only)
-consist of what each object's `save_own_variables` writes. A private model writes its ledger there,
-beside its own variables, with an optimizer or without; plain Keras can still read the numbers.
+Keras writes a model in two parts. The weights (in `.keras`, `.weights.h5`, shards and pickles, but not
+in `tf.train.Checkpoint`, which has numbers only) are what `save_own_variables` of each object writes.
+A private model writes its ledger there, beside its own variables, with or without an optimizer. Plain
+Keras can still read the numbers.
 
-The configuration (`.keras`, pickles) names a class. A model that `make_private` made is written as
-`PrivateModel`, with the place of the user's class, and so it is private again when it is loaded.
+The configuration (in `.keras` and pickles) names a class. A model that `make_private` made is written
+as `PrivateModel`, with the place of the user's class. So it is private again when it is loaded.
 """
 
 import contextlib
@@ -22,34 +22,34 @@ from tfdp.optimizers import DPKerasOptimizer
 from tfdp.training.replicas import writes
 from tfdp.training.steering import refuse_legacy
 
-# The file of the ledger in the folder of a preset.
+# Name of the ledger's file in the folder of a preset.
 PRESET_LEDGER = "privacy.json"
 
 
 class SavedWithLedger:
-    """Mixin for a private Keras model, whose files hold and bring the ledger of its weights."""
+    """Mixin that adds the ledger to the files of a private Keras model."""
 
     # -- the weights -----------------------------------------------------------------------------
 
     def save_own_variables(self, store):
         """Writes the model's own variables, and the ledger beside them."""
-        for layer in layers_of(self):  # which are written after their model
+        for layer in layers_of(self):  # they are written after their model
             take_policy(layer)
         write_text(store, LEDGER_KEY, self.privacy.account.ledger.to_json())
         super().save_own_variables(store)
 
     def load_own_variables(self, store):
-        """Restores the model's own variables, and merges the ledger that lies beside them.
+        """Restores the model's own variables, and merges the ledger beside them.
 
-        Without a ledger, the steps that the file's optimizer has counted leave nothing proven.
+        If the file has no ledger but an optimizer with counted steps, nothing finite is proven.
         """
         text = read_text(store, LEDGER_KEY)
         try:
             super().load_own_variables(store)
-        finally:  # also where Keras leaves out a layer that does not match
+        finally:  # also if Keras skips a layer that does not match
             self._bring(text, store)
         if not self._has_private_optimizer():
-            # Tasks of KerasHub make a plain one, which would take over the count of private steps.
+            # KerasHub's tasks make a plain optimizer, which would take over the count of private steps.
             self.optimizer = None
 
     def _bring(self, text, store):
@@ -61,34 +61,39 @@ class SavedWithLedger:
         if steps and account.start != "public":
             account.enter_unaccounted(
                 f"A plain optimizer took {steps} steps on weights that '{self.name}' loaded, and no "
-                "ledger accounts for them. If that was on public data, say so: make_private(model, "
+                "ledger accounts for them. If that was on public data, declare it: make_private(model, "
                 "start='public')."
             )
 
     # -- the configuration -----------------------------------------------------------------------
 
     def save(self, filepath, *args, **kwargs):
-        """`keras.Model.save`; formats that hold no ledger are refused, before a file is begun.
+        """Saves as `keras.Model.save` does, with the ledger.
 
-        Of several machines, the chief writes the file.
+        Formats without a place for the ledger are refused. Of several machines, the chief writes the
+        file.
+
+        Args:
+            filepath: A file name that ends in `.keras`, or another name that Keras accepts.
+            *args, **kwargs: Further arguments of `keras.Model.save`.
         """
         refuse_legacy(filepath)
         return super().save(filepath, *args, **kwargs) if writes(self) else None
 
     def save_weights(self, filepath, *args, **kwargs):
-        """`keras.Model.save_weights`; of several machines, the chief writes the file."""
+        """Saves weights as `keras.Model.save_weights` does, with the ledger. The chief writes."""
         return super().save_weights(filepath, *args, **kwargs) if writes(self) else None
 
     def export(self, filepath, *args, **kwargs):
-        """`keras.Model.export`; of several machines, the chief writes the folder."""
+        """Exports as `keras.Model.export` does. Of several machines, the chief writes the folder."""
         return super().export(filepath, *args, **kwargs) if writes(self) else None
 
     def get_compile_config(self):
-        """The arguments of `compile`, but none with a plain optimizer, which cannot train privately."""
+        """Returns the arguments of `compile`, none with a plain optimizer, which cannot be used."""
         return super().get_compile_config() if self._has_private_optimizer() else {}
 
     def compile_from_config(self, config):
-        """Compiles a loaded model; a class with a custom `compile` is left uncompiled, as in Keras."""
+        """Compiles a loaded model, except for classes with a custom `compile`, as in Keras."""
         if _compiles_itself(type(self)):
             super().compile_from_config(config)
             return
@@ -100,13 +105,13 @@ class SavedWithLedger:
         return isinstance(getattr(self, "optimizer", None), DPKerasOptimizer)
 
     def __reduce__(self):
-        """Copies and pickles are made from what would be in a file."""
+        """Makes copies and pickles from the contents of a file."""
         _, arguments = super().__reduce__()
         return unpickled, arguments
 
 
 def _compiles_itself(cls) -> bool:
-    """Whether a class has a `compile` or a `compile_from_config` of its user's."""
+    """Whether a class has a custom `compile` or `compile_from_config`."""
     return any(
         {"compile", "compile_from_config"} & vars(base).keys()
         for base in cls.__mro__
@@ -116,7 +121,7 @@ def _compiles_itself(cls) -> bool:
 
 @contextlib.contextmanager
 def plainly(*models):
-    """Context in which private models are of their plain classes; others are as they are."""
+    """Context in which private models have their plain classes. Other models are unchanged."""
     found = [(each, type(each)) for each in models]
     found = [(each, cls) for each, cls in found if "_tfdp_base" in vars(cls)]
     for each, cls in found:
@@ -129,7 +134,7 @@ def plainly(*models):
 
 
 def save_to_preset(self, preset_dir, *args, **kwargs):
-    """Writes the preset of the plain class, and the ledger into `privacy.json` beside it."""
+    """Writes the preset of the plain class, with the ledger in a file `privacy.json`."""
     if not writes(self):
         return
     with plainly(*layers_of(self, itself=True)):
@@ -139,7 +144,7 @@ def save_to_preset(self, preset_dir, *args, **kwargs):
 
 
 def save_lora_weights(self, filepath):
-    """Writes KerasHub's file of low-rank factors, and the ledger into it."""
+    """Writes KerasHub's file of low-rank factors, with the ledger."""
     if not writes(self):
         return
     self._tfdp_base.save_lora_weights(self, filepath)
@@ -147,11 +152,11 @@ def save_lora_weights(self, filepath):
 
 
 def load_lora_weights(self, filepath):
-    """Merges the ledger of a file of low-rank factors, and loads them."""
+    """Loads a file of low-rank factors, and merges its ledger."""
     for text in texts_in(filepath, LEDGER_KEY):
         self.privacy.ledger.merge(Ledger.from_json(text))
     self._tfdp_base.load_lora_weights(self, filepath)
 
 
-# Methods of KerasHub's models that private models have in another form, where their class has them.
+# Methods of KerasHub's models that private models replace, if their class has them.
 OF_KERAS_HUB = (save_to_preset, save_lora_weights, load_lora_weights)

@@ -1,7 +1,7 @@
-"""Private training step by step, for loops that users write themselves.
+"""Private training step by step, for custom loops.
 
-Formal guarantee: the same as that of `fit`. The lots come from the same feed, every step is taken by
-the model's own train function, which counts it first.
+Formal guarantee: the same as that of `fit`. The lots come from the same feed, and every step is taken
+by the model's own train function, which counts it first.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from tfdp.training.position import Position
 
 
 def steps_of(model, x, feed, epochs: int) -> Iterator[dict[str, float]]:
-    """Yields the logs of each step on a feed of the data `x`; `ModelPrivacy.steps` describes it."""
+    """Trains on a feed of the data `x` and yields the logs of each step; see `ModelPrivacy.steps`."""
     warn_of_cost(model, x, feed, epochs)
     start = Position(until=epochs)
     feed = with_key(model, feed)
@@ -46,7 +46,7 @@ def steps_of(model, x, feed, epochs: int) -> Iterator[dict[str, float]]:
 
 
 def _executions(steps, several):
-    """Counts the executions of an epoch; without end if its number of steps is unknown."""
+    """Counts the executions of an epoch, without end if its number of steps is unknown."""
     return itertools.count() if steps is None else range(-(-steps // several))
 
 

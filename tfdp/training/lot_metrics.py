@@ -1,7 +1,7 @@
-"""Updates a model's metrics with the chunks of a lot, as Keras' own training step does with batches.
+"""Updates a model's metrics with the chunks of a lot, as Keras does with batches.
 
 Metrics see private data without noise, so they are for the person who trains, and no release has them.
-They get the examples of a lot only: neither the rows that pad it nor rows of weight zero.
+They see only the examples of a lot: neither padding nor rows of weight zero.
 """
 
 import contextlib
@@ -20,9 +20,9 @@ from tfdp.gradients.targets import apart, with_none
 
 
 def sees_chunks(model) -> bool:
-    """Whether the metrics of a model may be updated chunk by chunk.
+    """Whether the metrics of a model can be updated chunk by chunk.
 
-    A custom `compute_metrics` may return logs about its rows, which have to be those of the lot.
+    A custom `compute_metrics` may return logs about its rows, so it needs the whole lot.
     """
     return type(model).compute_metrics is keras.Model.compute_metrics
 
@@ -33,9 +33,9 @@ def update_metrics(forward, traced, seen, x, y, sample_weight, outputs) -> None:
     Args:
         forward: The `Forward` of the step.
         traced: The result of `first_pass.examine`.
-        seen: Pairs (variable, value): weights and state that the chunk was computed with.
-        x, y: Structures of tensors [rows, ...]; y may be `WeightedTargets`.
-        sample_weight: float32 [rows]; rows of weight zero are absent.
+        seen: Pairs (variable, value) of the weights and state that the chunk was computed with.
+        x, y: Structures of tensors [rows, ...]. y may be `WeightedTargets`.
+        sample_weight: Weights, float32 of shape [rows]. Rows of weight zero are absent.
         outputs: The model's `Outputs` for the rows.
     """
     compiled = compile_metrics(forward.model)
@@ -49,7 +49,7 @@ def update_metrics(forward, traced, seen, x, y, sample_weight, outputs) -> None:
 
 
 def own_logs(forward, traced, seen, x, y, sample_weight, outputs) -> dict:
-    """Updates the metrics with a whole lot by the model's own `compute_metrics`; returns its logs.
+    """Calls the model's custom `compute_metrics` for a whole lot, and returns its logs.
 
     The arguments are those of `update_metrics`.
     """
@@ -59,7 +59,7 @@ def own_logs(forward, traced, seen, x, y, sample_weight, outputs) -> dict:
 
 @contextlib.contextmanager
 def _examples(forward, traced, seen, x, y, sample_weight, outputs):
-    """Gives x, y, outputs and weights without absent rows; without rows, metrics do not change."""
+    """Context that gives (x, y, outputs, weights) without absent rows. Without rows, metrics stay."""
     model, present = forward.model, tf.not_equal(sample_weight, 0.0)
     y, finer = apart(y)
     given = with_none(x), with_none(y), outputs, sample_weight if finer is None else finer
@@ -78,13 +78,14 @@ def _examples(forward, traced, seen, x, y, sample_weight, outputs):
 
 
 def update_losses(model, lot, sample_weight, penalty, views: int) -> None:
-    """Updates the loss, and the losses of single outputs, which Keras logs for models with several.
+    """Updates the logged loss, and the losses of single outputs if the model has several.
 
     Args:
+        model: A compiled private model.
         lot: The `BoundedSum` of a lot.
         sample_weight: As in `update_metrics`.
-        penalty: Scalar; the penalties of the weight regularizers, which belong to the loss.
-        views: Number of consecutive rows that are averaged, whether all of them are present or not.
+        penalty: The sum of the weight regularizers' penalties, a scalar. It belongs to the loss.
+        views: Number of consecutive rows that are averaged, present or not.
     """
     weights = tf.cast(tf.not_equal(sample_weight, 0.0), tf.float32)
     if views > 1:
@@ -101,10 +102,9 @@ def update_losses(model, lot, sample_weight, penalty, views: int) -> None:
 
 
 def _update_inside(model, traced, seen, x, y, y_pred, sample_weight):
-    """Updates the metrics that layers and `compute_loss` update, by another call of these.
+    """Updates the metrics that layers and `compute_loss` update, by calling these again.
 
-    The calls that were differentiated treated each example alone, and what they gave to metrics was
-    dropped.
+    The calls that were differentiated treated each example alone, and their updates were dropped.
     """
     with keras.StatelessScope(seen, collect_losses=True) as scope:
         if traced.updates_metrics or traced.adds_losses:
@@ -118,7 +118,7 @@ def _update_inside(model, traced, seen, x, y, y_pred, sample_weight):
 
 
 def build_metrics(model, y, outputs) -> None:
-    """Makes the variables of the compiled metrics, if they are not made yet.
+    """Makes the variables of the compiled metrics, if there are none yet.
 
     Only shapes and dtypes of targets and outputs (tensors or `tf.TensorSpec`s [rows, ...]) matter.
     """
@@ -135,10 +135,9 @@ def _rows(places, tree):
 
 
 def _fitting(outputs, weight):
-    """Returns weights that broadcast with the masks of outputs, by which Keras multiplies them.
+    """Returns weights that broadcast with the masks of outputs, which Keras multiplies them with.
 
-    Weights [rows] become [rows, 1] for a mask [rows, tokens]; Keras would take them for weights of
-    tokens.
+    Weights [rows] become [rows, 1] for a mask [rows, tokens], because Keras would apply them to tokens.
     """
     if not outputs.masks:
         return weight

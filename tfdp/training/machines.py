@@ -1,8 +1,8 @@
-"""Several machines, each with a process that runs the same program: one secret, one plan, one writer.
+"""Training on several machines, each with a process that runs the same program.
 
 The chief makes the secret of a training and sends it once, before the first step. Every process draws
-the indices of all lots, and the noise, from it, so nothing else has to be sent than sums. The secret
-and the sums, which have no noise, cross the network as TensorFlow sends them: without encryption.
+the indices of all lots, and the noise, from it, so that only sums are sent afterwards. TensorFlow sends
+the secret and the sums, which have no noise, over the network without encryption.
 
 Formal guarantee: no step begins unless all processes describe the same run, from the same weights and
 position, with the same versions and the same number of replicas, on data of the same size of which 32
@@ -28,14 +28,21 @@ from tfdp.training.replicas import of_all_replicas, on_replicas
 
 
 def with_key(model, feed: Feed) -> Feed:
-    """Returns the feed with the chief's secret, which it sends to all machines now."""
+    """Sends the chief's secret to all machines, and returns the feed with it.
+
+    On one machine, the feed is returned as it is.
+
+    Raises:
+        NotImplementedError: If the data are batches of a user.
+        ValueError: If shards are the same, or other data differ.
+    """
     strategy = model.distribute_strategy
     if not several_machines(strategy):
         return feed
     if feed.lots is None and feed.dataset is not None:
         raise NotImplementedError(
-            "On several machines, each would draw its own batches, and an example might be in a lot "
-            "twice. Pass arrays, a source, or tfdp.data.make_lots(...)."
+            "Your own batches cannot be used on several machines: each machine would draw its own, so "
+            "an example might be in a lot twice. Pass arrays, a source, or tfdp.data.make_lots(...)."
         )
     words, lots = np.frombuffer(os.urandom(16), "<u4").tolist(), feed.lots
     found = _from_all(strategy, [*words, 0 if lots is None else _rows_of(lots)])
@@ -43,18 +50,18 @@ def with_key(model, feed: Feed) -> Feed:
     sharded = lots is not None and lots.sharded
     if sharded and len(set(contents)) < len(contents):
         raise ValueError(
-            "Two machines have the same examples, which would count twice. Pass each its own shard."
+            "Two machines have the same examples, which would count twice. Pass each machine its shard."
         )
     if not sharded and len(set(contents)) > 1:
         raise ValueError(
-            "The machines have different examples. Give all of them the same data; or pass shards that "
-            "only their machine can read as make_lots(..., shard_of=n), with n examples in all."
+            "The machines have different examples. Give all of them the same data. If each machine can "
+            "read only its shard, pass make_lots(..., shard_of=n), with n examples in all shards."
         )
     return dataclasses.replace(feed, key=key, shards=tuple(contents) if sharded else ())
 
 
 def _rows_of(lots) -> int:
-    """A digest of a few rows of the source."""
+    """Returns a digest of a few rows of the source."""
     places = np.unique(np.linspace(0, len(lots.source) - 1, 32).astype(np.int64))
     return _digest(_of_arrays(all_arrays(lots.source.rows(places))))
 
@@ -66,7 +73,8 @@ def check_agreement(model, feed: Feed, position: Position, batch=None) -> None:
         model: The private model, compiled and built.
         feed: The data of a training that begins now.
         position: The position of its first step.
-        batch: The arrays of `train_on_batch`; the weights are compared when its run begins.
+        batch: The arrays of `train_on_batch`, whose weights are compared when a run begins. None for
+            other trainings.
     """
     strategy = model.distribute_strategy
     if not several_machines(strategy):
@@ -76,26 +84,25 @@ def check_agreement(model, feed: Feed, position: Position, batch=None) -> None:
     *digests, examples = _from_all(strategy, [*map(_digest, facts.values()), here]).T
     if lots is not None and lots.sharded and sum(examples) != lots.num_examples:
         raise ValueError(
-            f"shard_of={lots.num_examples}, and the shards of all machines have {sum(examples)} "
+            f"shard_of={lots.num_examples}, but the shards of all machines have {sum(examples)} "
             "examples. Pass that number."
         )
     different = [name for name, column in zip(facts, digests, strict=True) if np.ptp(column)]
     if different:
         raise ValueError(
             f"The machines disagree on {' and '.join(different)}. Run the same program with the same "
-            "data, weights and versions on all of them; a backup folder has to be one that all can "
-            "read."
+            "data, weights and versions on all of them. All must be able to read a backup folder."
         )
 
 
 def wait_for_all(strategy) -> None:
-    """Waits until all machines have come here."""
+    """Waits until all machines have reached this call."""
     if several_machines(strategy):
         _from_all(strategy, [0])
 
 
 def _facts(model, feed, position, batch) -> dict[str, str]:
-    """What has to be the same on all machines, by name."""
+    """The facts that must be the same on all machines, by name."""
     from tfdp import __version__
 
     lots, strategy, account = feed.lots, model.distribute_strategy, model.privacy.account
@@ -137,12 +144,12 @@ def _of_arrays(arrays) -> str:
 
 
 def _from_all(strategy, numbers: list[int]) -> np.ndarray:
-    """The integers of every machine, int64 [machines, numbers]."""
+    """Returns the integers of every machine, int64 [machines, numbers]."""
     rows = _exchange(strategy, len(numbers))(tf.constant(numbers, tf.int64)).numpy()
     return rows[:: len(strategy.extended.worker_devices)]
 
 
 @functools.lru_cache(maxsize=8)  # tracing takes a hundred times as long as a call
 def _exchange(strategy, count: int):
-    """A function of a replica's integers that gives those of all replicas, [replicas, count]."""
+    """Returns a function that maps a replica's integers to those of all replicas, [replicas, count]."""
     return on_replicas(strategy, of_all_replicas, tf.TensorSpec([count], tf.int64))

@@ -1,4 +1,4 @@
-"""`model.privacy`: everything about the privacy of a private model under one name."""
+"""`model.privacy`: the privacy spent, the budget, the statement and the release of a private model."""
 
 import dataclasses
 import itertools
@@ -24,10 +24,10 @@ _INTERNAL = {"account", "clipping", "collected", "configure", "delta_and_adjacen
 
 
 class ModelPrivacy:
-    """The privacy spent on the weights of a private model, and its budget: `model.privacy`.
+    """The attribute `model.privacy` of a private model: privacy spent, budget, statement, release.
 
     Args:
-        model: A model that `make_private` was called on.
+        model: A private model, made by `make_private`.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -73,17 +73,16 @@ class ModelPrivacy:
         *,
         max_examples_per_user: int = 1,
     ) -> Guarantee:
-        """Returns the guarantee for all training so far.
+        """Returns the guarantee, with its epsilon, for all training of these weights so far.
 
         During training, the steps taken so far count; afterwards, all planned steps.
 
         Args:
-            delta: In (0, 1); None takes the delta of the budget.
-            kind: "proven" or "claimed".
-            adjacency: "zero_out", "replace_one" or "add_or_remove_one"; None takes the budget's, or
+            delta: Probability in (0, 1), well below 1/N. None takes the delta of the budget.
+            kind: "proven" for this run, or "claimed" by the formula of the mechanism's paper.
+            adjacency: "zero_out", "replace_one" or "add_or_remove_one". None takes the budget's, or
                 "zero_out" without a budget.
-            max_examples_per_user: The largest number of examples of one user; the guarantee is for
-                all of them together.
+            max_examples_per_user: Largest number of examples of one user, which are protected together.
 
         Raises:
             ValueError: If the optimizer has taken steps that the ledger does not contain, or there
@@ -100,15 +99,15 @@ class ModelPrivacy:
         *,
         max_examples_per_user: int = 1,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the whole trade-off of a membership test on everything that was trained so far.
+        """Returns the error rates of the best membership test that the guarantee allows, for a plot.
 
         Args:
-            delta, kind, adjacency, max_examples_per_user: As in `spent`. The losses are computed
-                accurately at delta, which is not part of the result.
+            delta, kind, adjacency, max_examples_per_user: As in `spent`. The privacy losses are
+                computed accurately at delta, which is not part of the result.
 
         Returns:
-            Rising false positive rates, and the least false negative rate of a test at each of
-            them.
+            Rising false positive rates, and the smallest false negative rate of a test at each.
+
 
         Raises:
             ValueError: As in `spent`.
@@ -134,13 +133,13 @@ class ModelPrivacy:
         max_examples_per_user: int = 1,
         full: bool = False,
     ) -> str:
-        """Returns how strong the protection is, both guarantees and what to confirm, in five lines.
+        """Returns the privacy statement: in five lines a verdict, both guarantees and what to confirm.
 
-        All planned steps count, also while a training runs, as in files: a statement is for others.
+        A statement is for others, so all planned steps count, also while a training runs.
 
         Args:
             delta, adjacency, max_examples_per_user: As in `spent`.
-            full: Whether it has all assumptions, explanations and limits.
+            full: Whether to add all assumptions, explanations and limits.
 
         Raises:
             ValueError: As in `spent`.
@@ -153,13 +152,13 @@ class ModelPrivacy:
         return StatementText.of(said, full)
 
     def plot(self, delta: float | None = None, adjacency: str | None = None, *, clipping=True):
-        """Draws epsilon over the steps, and what an attacker can find at best, in one figure.
+        """Draws epsilon over the steps, and how well an attacker can do at best, in one figure.
 
-        All planned steps count, as in `statement`. `figure.savefig("privacy.png")` writes it.
+        All planned steps count, as in `statement`. `figure.savefig("privacy.png")` writes the figure.
 
         Args:
             delta, adjacency: As in `spent`.
-            clipping: Whether the share of clipped gradients in each epoch is drawn, too, where
+            clipping: Whether to draw the fraction of clipped gradients in each epoch, too, where
                 `PrivacyTensorBoard` recorded it. It is not private: use False for a release.
 
         Returns:
@@ -176,22 +175,24 @@ class ModelPrivacy:
         return picture(runs, stated, self.clipping if clipping else ())
 
     def diagnostics(self, reset: bool = False) -> dict[str, float]:
-        """Returns means since the last reset: fraction clipped, median gradient norm, noise to signal.
+        """Returns figures that help to choose the clip norm, such as the fraction of clipped gradients.
 
-        They are computed from private gradients without noise: for the person who trains, not for
-        release. With `reset`, new means begin after this call.
+        They are means over the steps since the last reset, from private gradients without noise. They
+        are for the person who trains, not for release. `reset` begins new means after this call.
         """
         return self.collected.result(reset)
 
     def delta_and_adjacency(self, delta: float | None, adjacency: str | None) -> tuple[float, str]:
-        """Returns both, from the budget for None; raises ValueError without any delta."""
+        """Returns both, with those of the budget for None; raises ValueError without any delta."""
         budget = self.budget
         if adjacency is None:
             adjacency = "zero_out" if budget is None else budget.adjacency
         if delta is not None:
             return delta, adjacency
         if budget is None:
-            raise ValueError("Pass delta, such as delta=1e-5 (below 1/N): the model has no budget.")
+            raise ValueError(
+                "delta is missing, and the model has no budget. Pass delta, below 1/N."
+            )
         return budget.delta, adjacency
 
     # -- the ledger and its budget ---------------------------------------------------------------
@@ -210,7 +211,7 @@ class ModelPrivacy:
 
     @property
     def ledger(self) -> Ledger:
-        """Everything that is known to have been spent on these weights, in any training."""
+        """The `Ledger` of these weights: all privacy known to have been spent, in any training."""
         return self.account.ledger
 
     def _checked_runs(self, runs: list[Run], max_examples_per_user: int) -> list[Run]:
@@ -226,10 +227,11 @@ class ModelPrivacy:
 
     @property
     def budget(self) -> PrivacyBudget | None:
-        """The most that may be spent on these weights, or None; a step beyond it raises.
+        """The largest epsilon and delta that may be spent on these weights, or None for no limit.
 
-        Assigning a budget replaces an earlier one, even a smaller one, for every model that shares the
-        weights; `make_private(model, budget=...)` adds a budget, and all of them hold.
+        A step beyond it raises `BudgetExhausted`. Assigning a budget replaces earlier ones, even
+        smaller ones, for every model with these weights; `make_private(model, budget=...)` adds one to
+        them.
         """
         return self.ledger.budget
 
@@ -239,16 +241,16 @@ class ModelPrivacy:
 
     @property
     def current_run(self) -> Run | None:
-        """The run that the current, or latest, training is accounted as.
+        """The `Run` that the current or latest training is accounted as. None before a training.
 
-        `run.steps` is how many steps it describes; the ledger has the number that counts.
+        `run.steps` is the number of described steps. The ledger has the number that counts.
         """
         session = self.account.session
         return None if session is None else session.run
 
     @property
     def steps_taken(self) -> int:
-        """Number of steps taken in the latest training, also of a model that was loaded."""
+        """Number of steps taken in the latest training, also for a loaded model."""
         session, ledger = self.account.session, self.ledger
         if session is not None:
             return session.entry.taken
@@ -256,7 +258,7 @@ class ModelPrivacy:
 
     @property
     def steps_left(self) -> float:
-        """Number of steps that budgets and tables of the run still allow; infinite without any."""
+        """Number of steps that budgets and tables of the run still allow. Infinite without limits."""
         session = self.account.session
         return math.inf if session is None else session.entry.left
 
@@ -274,21 +276,20 @@ class ModelPrivacy:
         sample_weight=None,
         steps_per_epoch: int | None = None,
     ) -> Iterator[dict[str, float]]:
-        """Trains step by step, in a custom loop; accounted like `fit`.
+        """Trains step by step, for custom loops, with the guarantee of `fit`.
 
         Each iteration draws the next lot, counts the step and takes it. In between, the loop may do
         what callbacks of `fit` may: evaluate, change the learning rate of DP-SGD, train other models,
         or end the training by `break`. All planned steps are counted then, since the steps' results may
-        have decided it; a budget ends the training at no cost.
+        have decided it. A budget ends the training at no cost.
 
         Args:
             x, y, batch_size, epochs, shuffle, class_weight, sample_weight, steps_per_epoch: As in
-                `fit`. They are checked when this method is called; the first step is taken when the
-                first logs are asked for.
+                `fit`. This call checks them. The first step is taken in the first iteration.
 
         Yields:
-            The logs of the step: names to numbers. Metrics are means since the epoch began. They
-            are computed from private data without noise.
+            The logs of the step, a dictionary of numbers. Metrics are means since the epoch began,
+            computed from private data without noise.
 
         Raises:
             BudgetExhausted: If the next step would exceed a budget.
@@ -319,16 +320,17 @@ class ModelPrivacy:
         return steps_of(self._model, x, feed, epochs)
 
     def plan(self, *, epochs: int | None = None, steps: int | None = None) -> None:
-        """Declares how much the next trainings will take together, before their first step.
+        """Declares how many steps the next trainings will take together, before the first of them.
 
-        An epsilon is proven for a number of steps that is fixed without looking at the weights. Each
-        `fit` and `steps` counts its own plan. A loop that calls them, or `train_on_batch`, until a
-        result on held-out data is good enough has a larger plan, which only you know. All steps of a
-        declared plan count from the first one on. Trainings of the same settings in this process carry
-        it out; a training that does not fit into the rest of it comes on top.
+        Call it before a loop of `fit`, `steps` or `train_on_batch` that ends when a result is good
+        enough. An epsilon is proven for a number of steps that is fixed without looking at the
+        weights. Each `fit` and `steps` counts its own plan, but only you know the plan of your loop.
+        All steps of a declared plan count from the first one on. Trainings with the same settings in
+        this process carry it out. A training that does not fit into the rest of it is counted in
+        addition.
 
         Args:
-            epochs, steps: Number of epochs, or of steps; exactly one of them.
+            epochs, steps: Number of epochs, or of steps. Pass exactly one of them.
 
         Example:
             >>> import keras, numpy as np, tfdp
@@ -346,11 +348,11 @@ class ModelPrivacy:
         epochs = whole("epochs", epochs, 1, optional=True)
         steps = whole("steps", steps, 1, optional=True)
         if (epochs is None) == (steps is None):
-            raise ValueError("Pass either epochs or steps.")
+            raise ValueError("Pass either epochs or steps, and not both.")
         self.account.plan = (epochs or 0, steps or 0)
 
     def release(self, path: str | os.PathLike) -> None:
-        """Writes the released weights to a `.keras` file that loads in plain Keras: `tfdp.export`.
+        """Writes the weights that may be published to a file that plain Keras loads: `tfdp.export`.
 
         Args:
             path: A file name that ends in `.keras`.
@@ -361,7 +363,7 @@ class ModelPrivacy:
         export(self._model, path)
 
     def next_seed(self) -> int | None:
-        """The seed of the next lots that are drawn from arrays; None for secret ones."""
+        """Returns the seed of the next lots that are drawn from arrays, or None for secret ones."""
         if self._seed is None:
             return None
         # Neither another fit nor a resumed run may draw the same lots again: the accounting assumes
@@ -379,7 +381,7 @@ class ModelPrivacy:
         start: str | None = None,
         public_preprocessing=(),
     ):
-        """Sets how the model trains, by the arguments of `make_private`, and returns the model."""
+        """Applies the arguments of `make_private`, and returns the model."""
         physical_batch_size = whole("physical_batch_size", physical_batch_size, 1, optional=True)
         one_of("engine", engine, ENGINES)
         one_of("start", start, STARTS, optional=True)

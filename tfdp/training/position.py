@@ -1,4 +1,4 @@
-"""How far a training has come, and the secret order of its lots."""
+"""The position of a training: its next step, and the secret order of its lots."""
 
 import dataclasses
 
@@ -8,12 +8,12 @@ class Position:
     """The position of the next step of a training.
 
     Attributes:
-        epoch: Index of the epoch, as Keras counts.
-        step: Number of steps of this epoch that were taken.
-        taken: Number of lots since the data began, in all epochs.
+        epoch: Index of the epoch, as in Keras.
+        step: Number of steps taken in this epoch.
+        taken: Number of lots consumed so far, in all epochs.
         until: Index of the epoch before which the training ends, the largest in all processes.
-        order: Secret order of shuffled lots, in hexadecimal digits, or None.
-        longest: Number of steps of the longest epoch that ended with its data; None before one did.
+        order: Secret order of shuffled lots, in hexadecimal digits. None if the lots need no order.
+        longest: Number of steps in the longest epoch that ended with its data. None before the first.
     """
 
     epoch: int = 0
@@ -24,15 +24,20 @@ class Position:
     longest: int | None = None
 
     def later(self, steps: int) -> "Position":
-        """The position so many steps later in the same epoch."""
+        """Returns the position so many steps later in the same epoch."""
         return dataclasses.replace(self, step=self.step + steps, taken=self.taken + steps)
 
     def next_epoch(self) -> "Position":
-        """The position at the beginning of the next epoch."""
+        """Returns the position at the beginning of the next epoch."""
         return dataclasses.replace(self, epoch=self.epoch + 1, step=0)
 
     def after_lost(self, steps: int, length: int | None) -> "Position":
-        """The position after steps whose results a crash lost; `length` is None if unknown."""
+        """Returns the position after steps that a crash lost.
+
+        Args:
+            steps: Number of lost steps.
+            length: Number of steps in an epoch. None if unknown.
+        """
         position = self.later(steps)
         if length is None:
             return position

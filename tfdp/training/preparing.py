@@ -1,11 +1,11 @@
-"""Models that prepare samples inside their own `fit`, as the tasks of KerasHub do.
+"""Support for models that prepare samples inside their own `fit`, as KerasHub's tasks do.
 
 Such a `fit` makes batches of texts or images, and applies the model's preprocessor to each of them.
-Private training applies it once to arrays, and to each example of lots and sources when they are read,
-and calls `keras.Model.fit` instead.
+Private training applies the preprocessor once to arrays, and to each example of lots and sources when
+it is read. Then it calls `keras.Model.fit` instead.
 
-On arrays, a preprocessor with random numbers, such as one that masks words, draws them once, not in
-every epoch. It has to treat samples one by one, as those of KerasHub do.
+On arrays, a preprocessor with random numbers, such as one that masks words, draws them only once, not
+in every epoch. A preprocessor must treat samples one by one, as those of KerasHub do.
 """
 
 import keras
@@ -21,10 +21,12 @@ from tfdp.training.data_checks import check_finite
 
 
 def prepared(model, x, y=None, sample_weight=None) -> tuple:
-    """Returns (x, y, sample_weight), arguments of `fit`, as the layers of `model` take them.
+    """Applies the model's preprocessor to (x, y, sample_weight), the arguments of `fit`.
 
-    The data of a model that prepares nothing are returned as they are. Batches that Keras' tasks do not
-    prepare either raise ValueError.
+    The data of a model without one are returned as they are.
+
+    Raises:
+        ValueError: If the data are batches that KerasHub's tasks do not prepare either.
     """
     # A task without a preprocessor takes samples as they are.
     if _preparing_class(model) is None or getattr(model, "preprocessor", model) is None:
@@ -42,7 +44,7 @@ def prepared(model, x, y=None, sample_weight=None) -> tuple:
         return as_source(x).map(_of_one(model)), y, sample_weight
     if isinstance(x, keras.utils.PyDataset) or not hasattr(x, "__len__"):
         raise ValueError(
-            f"Model '{model.name}' prepares its samples by `preprocessor`, but not those of batches of "
+            f"Model '{model.name}' prepares samples by its `preprocessor`, but not those of batches of "
             f"type {type(x).__name__}. Pass arrays, lists, tfdp.data.Lots or a tf.data.Dataset; or "
             "prepare the samples in your batches, and set model.preprocessor = None."
         )
@@ -51,7 +53,7 @@ def prepared(model, x, y=None, sample_weight=None) -> tuple:
 
 
 def _of_one(model):
-    """The function that prepares a single example, as a batch of one."""
+    """Returns the function that prepares a single example, as a batch of one."""
 
     def prepare(example):
         one = keras.utils.unpack_x_y_sample_weight(each_array(lambda leaf: leaf[None], example))
@@ -61,7 +63,7 @@ def _of_one(model):
 
 
 def prepared_validation(model, data):
-    """Returns the argument `validation_data` of `fit` as Keras and the layers of `model` take it.
+    """Applies the model's preprocessor to `validation_data`, the argument of `fit`, and checks it.
 
     Raises:
         ValueError: If arrays do not fit together or hold numbers that are not finite. Keras would
@@ -87,7 +89,7 @@ def _is_sparse(leaf) -> bool:
 
 
 def past_preparation(model, after: type, name: str):
-    """The method of that name of the base behind `after`, and behind a base that prepares samples."""
+    """Returns a method of Keras' class, past the class `after` and a class that prepares samples."""
     return getattr(super(_preparing_class(model) or after, model), name)
 
 

@@ -1,4 +1,4 @@
-"""The mixin that makes the training step of a Keras model private.
+"""The mixin that makes the training of a Keras model private.
 
 Formal guarantee: the weights change only by `DPKerasOptimizer.update`, once per lot, from one bounded
 sum of gradients; every step is counted before it is computed, and a step beyond the budget is
@@ -37,7 +37,7 @@ from tfdp.training.training import Training
 
 
 class PrivateTraining(SavedWithLedger):
-    """Mixin that gives a Keras model a private `train_step`; `make_private` adds it."""
+    """The methods that `make_private` adds to a Keras model: private `fit`, `train_on_batch`, files."""
 
     stop_training: bool  # of Keras
 
@@ -45,14 +45,14 @@ class PrivateTraining(SavedWithLedger):
 
     @property
     def privacy(self) -> ModelPrivacy:
-        """The privacy spent on the weights, the budget, the ledger, the statement and the release."""
+        """The privacy spent on the weights, their budget, ledger, statement and release."""
         if "_tfdp_privacy" not in vars(self):
-            # `vars` avoids Keras' attribute tracking: nothing in here may be saved.
+            # `vars` avoids Keras' attribute tracking, because none of it may be saved.
             vars(self)["_tfdp_privacy"] = ModelPrivacy(self)
         return vars(self)["_tfdp_privacy"]
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """`keras.Model.compile`, or the `compile` of the user's class, with a private optimizer."""
+        """Compiles as `keras.Model.compile` or the user's class does, and checks the optimizer."""
         with self.distribute_strategy.scope():  # type: ignore[attr-defined]  # of Keras
             super().compile(*args, **kwargs)  # type: ignore[misc]  # of the Keras class beside
         check_optimizer(self, self.optimizer)
@@ -78,23 +78,32 @@ class PrivateTraining(SavedWithLedger):
         validation_batch_size=None,
         validation_freq=1,
     ) -> keras.callbacks.History:
-        """Trains privately, with the arguments of `keras.Model.fit`.
+        """Trains with differential privacy. The arguments are those of `keras.Model.fit`.
 
-        Arrays are drawn in Poisson lots of nominal size `batch_size`. With `shuffle="epoch"`, each
-        epoch puts every example into one of its lots at random, which costs about as much; with
-        `shuffle=False`, epochs go through the data in order, which costs far more. `tfdp.data.Lots`,
-        or a dataset made from `Lots`, keep their own sampling scheme. Any other `tf.data.Dataset`,
-        `keras.utils.PyDataset`, generator or iterable of batches is accounted without amplification by
-        sampling; no batch may be larger than the first.
+        From arrays and sources, every step draws a Poisson lot: an epoch has about as many examples as
+        the data, but not each example once. With `shuffle="epoch"`, every example is in one random lot
+        of each epoch, which costs about as much privacy. With `shuffle=False`, epochs go through the
+        data in order, which costs far more. `tfdp.data.Lots`, or a dataset made from them, keep their
+        own sampling scheme. Any other `tf.data.Dataset`, `keras.utils.PyDataset`, generator or
+        iterable of batches is accounted without amplification by sampling. No batch may be larger than
+        the first.
 
         Args:
-            x, y, sample_weight: Arrays, a source, `Lots` or batches. Weights have to be at least 0.
-            batch_size: Nominal lot size of arrays and sources; None takes 32.
-            epochs, initial_epoch, steps_per_epoch: All planned steps count, whatever ends the
-                training.
-            class_weight: Has to be chosen without the private labels.
-            validation_data, validation_split: held-out examples, which the guarantee does not
-                protect.
+            x, y, sample_weight: Arrays, a source, `Lots` or batches. Weights must be at least 0.
+            batch_size: Nominal lot size for arrays and sources. None means 32.
+            epochs, initial_epoch, steps_per_epoch: They plan the number of steps. All planned steps
+                count, whatever ends the training.
+            class_weight: As in Keras. It must be chosen without looking at the private labels.
+            validation_data, validation_split: Held-out examples, which the guarantee does not protect.
+            verbose, callbacks, shuffle, validation_steps, validation_batch_size, validation_freq: As in
+                Keras. Callbacks that act on training metrics are refused.
+
+        Returns:
+            The `keras.callbacks.History` of the training.
+
+        Raises:
+            BudgetExhausted: If the next step would exceed a budget.
+            ValueError: If the data, a layer, a callback or another argument cannot be used.
         """
         _check_numbers_of_validation(validation_steps, validation_batch_size, validation_freq)
         feed = self._feed(
@@ -139,7 +148,7 @@ class PrivateTraining(SavedWithLedger):
             return history if backup is None else backup.with_earlier_epochs(history)
 
     def _feed(self, x, y, sample_weight, **arguments):
-        """The feed of a fit or a loop, with the arguments of `feed_for`."""
+        """Returns the feed of a `fit` or a loop, with the arguments of `feed_for`."""
         check_optimizer(self, getattr(self, "optimizer", None))
         self._refuse_nested()
         x, y, sample_weight = prepared(self, x, y, sample_weight)
@@ -167,18 +176,18 @@ class PrivateTraining(SavedWithLedger):
             training.close()
 
     def evaluate(self, x=None, y=None, batch_size=None, *args, **kwargs) -> Any:
-        """`keras.Model.evaluate`; `x` may also be a source of examples (`tfdp.data.as_source`)."""
+        """Evaluates as in Keras. `x` may also be a source of examples (`tfdp.data.as_source`)."""
         with self._reading("evaluate", x, batch_size, y) as (evaluate, x):
             return evaluate(x, y, batch_size, *args, **kwargs)
 
     def predict(self, x, batch_size=None, *args, **kwargs) -> Any:
-        """`keras.Model.predict`; `x` may also be a source of examples (`tfdp.data.as_source`)."""
+        """Predicts as in Keras. `x` may also be a source of examples (`tfdp.data.as_source`)."""
         with self._reading("predict", x, batch_size) as (predict, x):
             return predict(x, batch_size, *args, **kwargs)
 
     @contextlib.contextmanager
     def _reading(self, name, x, batch_size, y=None):
-        """Context that gives Keras' method of that name, and data that it reads."""
+        """Context that gives the method of Keras with this name, and data that it can read."""
         method = getattr(super(), name)
         if is_source(x):  # whose examples are prepared here
             x, method = prepared(self, x)[0], past_preparation(self, PrivateTraining, name)
@@ -187,7 +196,15 @@ class PrivateTraining(SavedWithLedger):
             yield method, x
 
     def train_on_batch(self, x, y=None, sample_weight=None, **kwargs) -> Any:
-        """Takes one private step on one batch, accounted without amplification by sampling."""
+        """Takes one private step on one batch, as in Keras.
+
+        It is accounted without amplification by sampling, since nothing is known about how the batch
+        was drawn. In loops over your data, use `privacy.steps`, which draws lots.
+
+        Args:
+            x, y, sample_weight: Arrays of one batch.
+            **kwargs: Further arguments of `keras.Model.train_on_batch`.
+        """
         x, y, sample_weight = in_floatx(prepared(self, x, y, sample_weight))
         lot_size = common_length(x, y)
         build_for(self, x)
@@ -209,7 +226,7 @@ class PrivateTraining(SavedWithLedger):
         if running is not None:
             raise RuntimeError(
                 f"Another training of these weights, by model '{running.model.name}', has not ended: a "
-                "fit() that runs, or an iterator of privacy.steps() that was not used up. End it first "
+                "running fit(), or an iterator of privacy.steps() that was not exhausted. End it first "
                 "(iterator.close()), and do not train from callbacks or other threads."
             )
 
@@ -219,11 +236,11 @@ class PrivateTraining(SavedWithLedger):
         build_symbolically_once(self, iterator, data_batch)
 
     def test_step(self, data):
-        """`test_step` of Keras or of the user's class; a replica may have no rows."""
+        """Runs `test_step` of Keras or of the user's class, also on a replica without rows."""
         return evaluate_share(self, super().test_step, data)
 
     def make_train_function(self, force=False):
-        """Makes the function that Keras calls for every execution; it authorizes its steps first."""
+        """Makes the function that Keras calls to take steps, which authorizes the steps first."""
         if self.train_function is not None and not force:
             return
         take = step_function(self)
@@ -243,11 +260,11 @@ class PrivateTraining(SavedWithLedger):
         return training
 
     def train_step(self, data):
-        """Takes one private step on one lot; raises RuntimeError outside of a training."""
+        """Takes one private step on one lot. Raises RuntimeError outside of a training."""
         privacy = self.privacy
         self._running_training()
-        # Again for each trace: a callback may have unfrozen a layer since the fit began.
-        with tf.init_scope():  # it reads values of layers, which have none inside of a trace
+        # Checked again for each trace, since a callback may have unfrozen a layer.
+        with tf.init_scope():  # the check reads values of layers, which a trace cannot
             refuse_mixing_layers(self, privacy.public_preprocessing)
         session = privacy.account.session
         with session.step():
@@ -256,7 +273,7 @@ class PrivateTraining(SavedWithLedger):
 
 @contextlib.contextmanager
 def _causes_of(*data):
-    """Context that raises an exception of a source in place of TensorFlow's text of it."""
+    """Context that raises the original exception of a source in place of TensorFlow's error."""
     try:
         yield
     except tf.errors.OpError as error:
@@ -270,5 +287,5 @@ def _check_numbers_of_validation(steps, batch_size, frequency):
     """Checks arguments of `fit` that Keras uses after the first epoch."""
     whole("validation_batch_size", batch_size, 1, optional=True)
     whole("validation_steps", steps, 1, optional=True)
-    if not isinstance(frequency, list | tuple | set):  # of the epochs themselves
+    if not isinstance(frequency, list | tuple | set):  # a collection lists the epochs
         whole("validation_freq", frequency, 1)

@@ -1,4 +1,4 @@
-"""Replaces batch normalization, which mixes examples, so that a model can be trained privately."""
+"""`fix`, which replaces batch normalization so that a model can be trained privately."""
 
 import keras
 from absl import logging
@@ -23,36 +23,38 @@ def fix(
     num_groups: int | None = None,
     normalization: str = "group",
 ) -> keras.Model:
-    """Replaces the BatchNormalization layers of `model`, in place, so that it can be trained privately.
+    """Replaces the BatchNormalization layers of a model, so that it can be trained privately.
 
-    With public data, each BatchNormalization becomes a `PublicBatchNormalization`, and the whole
-    network goes into one `PublicExamples` layer of a new model. Without public data, each becomes a
-    GroupNormalization. The model keeps its class, its attributes and all weights, among them the
-    factor and offset of each BatchNormalization, but not its running statistics.
+    BatchNormalization mixes the examples of a batch, so `make_private` refuses it. Call `fix` first.
+    The model is changed in place. Without public data, each BatchNormalization becomes a
+    GroupNormalization. With public data, each becomes a `PublicBatchNormalization`, and the whole
+    network goes into one `PublicExamples` layer of a new model.
 
-    So a network that was trained with BatchNormalization computes something else afterwards. Where
-    its statistics come from public data, freeze these layers instead: `layer.trainable = False`. A
-    frozen BatchNormalization stays as it is. Its statistics are constants of the model, which must
-    not depend on the private data.
+    The model keeps its class, its attributes and all weights, among them the factor and offset of each
+    BatchNormalization, but not its running statistics. So a network that was trained with
+    BatchNormalization computes something else afterwards. If its statistics come from public data,
+    freeze these layers instead: `layer.trainable = False`. `fix` leaves a frozen BatchNormalization as
+    it is. Its statistics are constants of the model, which must not depend on the private data.
+
+    If a class makes its BatchNormalization layers itself, only files of a private model load as they
+    were saved; see docs/unsupported.md.
 
     Args:
-        model: A built model of any class; of a stock class (Sequential or functional) with public
-            data. Layers at any depth are replaced. Other models that share them change with it.
-        public_data: Array [M, ...] of examples like the model's inputs (or a structure of arrays,
-            one for each input), disjoint from the private data and chosen without looking at them.
-        statistics: "example" or "batch"; see `PublicExamples`.
-        num_groups: The most groups of a GroupNormalization; None takes 32. Each layer gets the
-            largest number of groups up to this that divides its channels.
-        normalization: "group"; or "instance", with one group for each channel. A layer whose inputs
-            have no positions [rows, channels] gets a single group, where one for each channel would
-            make everything zero.
+        model: A built model of any class; with public data, a Sequential or functional model. Layers
+            at any depth are replaced. Other models that share these layers change, too.
+        public_data: Public examples like the model's inputs, an array [M, ...] or a structure of
+            arrays, one for each input. They must be disjoint from the private data and chosen without
+            looking at them.
+        statistics: "example" or "batch", for public data; see `PublicExamples`.
+        num_groups: Largest number of groups in a GroupNormalization. None means 32. Each layer gets
+            the largest number up to this that divides its channels.
+        normalization: "group"; or "instance", for one group for each channel. A layer whose inputs
+            are [rows, channels], without positions, gets a single group, since one group for each
+            channel would make everything zero.
 
     Returns:
-        `model` itself, uncompiled if a layer was replaced; with public data, a new model of its
+        `model` itself, uncompiled if a layer was replaced. With public data, a new model of the same
         name.
-
-        Where a class makes its BatchNormalization layers itself, only files of a private model load
-        as they were saved; see docs/unsupported.md.
 
     Raises:
         ValueError: If an argument is invalid or has no effect, the model is not built, or its class
@@ -77,8 +79,8 @@ def fix(
     if twice or (public_data is not None and (num_groups, normalization) != (None, "group")):
         raise ValueError(
             "num_groups can only be used with normalization='group', and neither can be used with "
-            "public_data, which takes the statistics of public examples. Received "
-            f"num_groups={num_groups!r}, normalization={normalization!r}. Leave one of them out."
+            "public_data, which normalizes by public examples. Received "
+            f"num_groups={num_groups!r}, normalization={normalization!r}. Remove one of them."
         )
     found = [layer for layer in layers_of(model, itself=True) if normalizes_by_batch(layer)]
     _check(model, found, public_data is not None)
@@ -90,7 +92,7 @@ def fix(
     else:
         examples = PublicExamples(model, public_data, statistics, name="public_examples")
         new = [_public_norm(layer) for layer in found]
-    # Nothing is changed before this line, so that a call with invalid arguments may be repeated.
+    # Nothing was changed before this line, so a call with invalid arguments can be repeated.
     enter_unknown_steps(model, account_of(model))
     for pair in zip(found, new, strict=True):
         replace(*pair)
@@ -114,20 +116,20 @@ def _check(model, found, public: bool) -> None:
     """Refuses a model whose layers cannot be replaced, and warns of statistics that are lost."""
     if not (model.built and all(layer.built for layer in found)):
         raise ValueError(
-            f"Model '{model.name}' is not built, so the shapes of its layers are unknown. Give it an "
-            "Input layer or call it once on data."
+            f"Model '{model.name}' is not built, so the shapes of its layers are unknown. Add an "
+            "Input layer, or call it once on data."
         )
     if public and found and not is_stock_graph(model):
         raise ValueError(
             "public_data puts a network into a new functional model, so the methods of "
             f"{type(model).__name__} would be lost. Pass the graph alone, "
-            "keras.Model(model.inputs, model.outputs); or leave public_data out."
+            "keras.Model(model.inputs, model.outputs), or remove public_data."
         )
     trained = [layer.name for layer in found if has_trained_statistics(layer)]
     if trained:
         logging.warning(
             "tfdp.fix discards the trained statistics of %d layers, such as '%s', so the network "
-            "computes something else. Where they come from public data, load the model again and set "
+            "computes something else. If they come from public data, load the model again and set "
             "layer.trainable = False for these layers instead.",
             len(trained),
             trained[0],
@@ -135,7 +137,7 @@ def _check(model, found, public: bool) -> None:
 
 
 def _group_norm(layer, most: int | None):
-    """A GroupNormalization with at most so many groups; None takes one group for each channel."""
+    """Returns a GroupNormalization with at most `most` groups, or one for each channel if None."""
     features = int(layer.moving_mean.shape[0])
     groups = max(n for n in range(1, min(most or features, features) + 1) if features % n == 0)
     if groups == features and len(_input_shape(layer)) == 2:
@@ -155,7 +157,7 @@ _AFFINE = ("gamma", "beta")  # factor and offset, which all these layers have
 
 
 def _made(kind, layer, **arguments):
-    """A built layer of another kind, with the settings, factor and offset of a BatchNormalization."""
+    """Builds a layer of another kind with the settings, factor and offset of a BatchNormalization."""
     axis = layer.axis[0] if isinstance(layer.axis, (list, tuple)) else layer.axis
     for name in ("epsilon", "center", "scale", "name", "trainable"):
         arguments[name] = getattr(layer, name)

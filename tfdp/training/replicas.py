@@ -1,4 +1,4 @@
-"""Several replicas: each gets its share of every lot, and the sums of all shares make one lot again.
+"""Training with several replicas: each gets its share of every lot, and the sums of shares are added.
 
 Formal guarantee: the bounded sum of a lot is the sum over the shares, which have every row once
 (`data.shares`), in float32 at least. So it has the sensitivity of the lot on one device, and the
@@ -25,7 +25,7 @@ def several(strategy) -> bool:
 
 
 def writes(model) -> bool:
-    """Whether the process of a model writes files: it is the chief, or the only one."""
+    """Whether the process of a model writes files, since it is the chief or the only one."""
     return model.distribute_strategy.extended.should_checkpoint
 
 
@@ -37,7 +37,7 @@ def check_replicas(model) -> None:
     if not isinstance(strategy, (*MIRRORED, tf.distribute.OneDeviceStrategy)):
         raise NotImplementedError(
             f"{type(strategy).__name__} cannot train privately: each replica needs its own copy of the "
-            "weights, and all of them have to add the same noise in one step. Use "
+            "weights, and all of them must add the same noise in one step. Use "
             "tf.distribute.MirroredStrategy or tf.distribute.MultiWorkerMirroredStrategy."
         )
     if not several(strategy):
@@ -53,16 +53,16 @@ def check_replicas(model) -> None:
             )
     if not isinstance(model.optimizer.iterations.value, tf.distribute.DistributedValues):
         raise ValueError(
-            "The optimizer was made outside of the strategy's scope, so that all replicas would count "
-            "in one variable. Make it inside: with strategy.scope(): optimizer = ..."
+            "The optimizer was made outside of the strategy's scope, so all replicas would count in "
+            "one variable. Make it inside: with strategy.scope(): optimizer = ..."
         )
 
 
-# -- the way in --------------------------------------------------------------------------------------
+# -- dividing lots -----------------------------------------------------------------------------------
 
 
 class ShareAdapter(TFDatasetAdapter):
-    """Gives Keras a distributed dataset, and the number of lots in it: it would count the shares."""
+    """Passes a distributed dataset to Keras, with the number of lots instead of that of shares."""
 
     def __init__(self, dataset, number: int | None):
         super().__init__(dataset)
@@ -78,7 +78,7 @@ def distributed(strategy, dataset_of) -> tf.distribute.DistributedDataset:
 
     Args:
         strategy: A strategy with several replicas.
-        dataset_of: Maps `Shares` to the dataset of these shares, one after the other.
+        dataset_of: A function that maps `Shares` to the dataset of these shares, in order.
     """
 
     def of_machine(context):
@@ -90,7 +90,7 @@ def distributed(strategy, dataset_of) -> tf.distribute.DistributedDataset:
 
 
 def shares_of_batches(dataset: tf.data.Dataset, shares: Shares, unit: int) -> tf.data.Dataset:
-    """Returns the shares of a user's batches; `unit` consecutive rows stay in one share."""
+    """Returns a dataset of the shares of a user's batches. `unit` consecutive rows stay together."""
 
     def cut(*batch):
         own = tf.data.Dataset.range(shares.first, shares.first + shares.local)
@@ -105,7 +105,7 @@ def shares_of_batches(dataset: tf.data.Dataset, shares: Shares, unit: int) -> tf
 
 
 def as_shares(strategy, batch, unit: int):
-    """Returns a batch of tensors as one value for each replica, its share."""
+    """Divides a batch of tensors into one value for each replica, its share."""
     leaves: list = []
 
     def of(context):
@@ -120,14 +120,14 @@ def as_shares(strategy, batch, unit: int):
     return tf.nest.map_structure(lambda leaf: None if leaf is None else next(left), leaves[0])
 
 
-# -- the way out -------------------------------------------------------------------------------------
+# -- adding sums -------------------------------------------------------------------------------------
 
 
 def first_place(sample_weight: tf.Tensor, sharded: bool) -> int | tf.Tensor:
-    """The place of this replica's first row in the whole lot.
+    """Returns the place of this replica's first row in the whole lot.
 
     Args:
-        sample_weight: That of this replica's rows.
+        sample_weight: Weights of this replica's rows.
         sharded: Whether machines draw from shards, so that shares have different numbers of rows.
     """
     if tf.distribute.get_replica_context().num_replicas_in_sync == 1:
@@ -136,7 +136,7 @@ def first_place(sample_weight: tf.Tensor, sharded: bool) -> int | tf.Tensor:
 
 
 def _places(rows, sharded) -> tuple:
-    """The number of entries before this replica's own, and of all replicas."""
+    """Returns the number of rows before this replica's own, and the number of all rows."""
     context = tf.distribute.get_replica_context()
     number, parts = context.replica_id_in_sync_group, context.num_replicas_in_sync
     if not sharded:
@@ -146,14 +146,14 @@ def _places(rows, sharded) -> tuple:
 
 
 def of_all_replicas(own: tf.Tensor) -> tf.Tensor:
-    """The integers of all replicas, [replicas, n], from this replica's own, [n]."""
+    """Collects integers of all replicas, [replicas, n], from those of each replica, [n]."""
     context = tf.distribute.get_replica_context()
     number, parts = context.replica_id_in_sync_group, context.num_replicas_in_sync
     return context.all_reduce("SUM", tf.one_hot(number, parts, dtype=own.dtype)[:, None] * own)
 
 
 def on_replicas(strategy, function, *specs):
-    """A concrete function that runs a function on all replicas, and returns the first one's result."""
+    """Returns a concrete function that runs on all replicas and returns the result of the first."""
 
     def run(*inputs):
         return strategy.experimental_local_results(strategy.run(function, args=inputs))[0]
@@ -162,9 +162,10 @@ def on_replicas(strategy, function, *specs):
 
 
 def whole_lot(share: BoundedSum, sharded: bool) -> BoundedSum:
-    """Returns the bounded sum of the lot from that of this replica's share.
+    """Adds the bounded sums of all replicas' shares to that of the lot.
 
-    Norms, and what is counted of them, are those of all rows; losses and outputs stay the replica's.
+    Norms, and figures that are counted from them, are those of all rows. Losses and outputs stay those
+    of the replica.
 
     Args:
         share: The bounded sum of this replica's rows.
@@ -192,10 +193,10 @@ def whole_lot(share: BoundedSum, sharded: bool) -> BoundedSum:
 
 
 def evaluate_share(model, step, data) -> dict:
-    """Runs a `test_step` on this replica's rows of a batch; without rows, the metrics stay as they are.
+    """Runs a `test_step` on this replica's rows of a batch. Without rows, the metrics do not change.
 
-    Keras gives a replica no rows if the last batch has fewer than there are replicas, and a mean over
-    no rows is no number.
+    Keras gives a replica no rows if the last batch has fewer rows than there are replicas, and the mean
+    over no rows is NaN.
     """
     leaves = [leaf for leaf in tf.nest.flatten(data) if leaf is not None]
     if not several(tf.distribute.get_strategy()) or leaves[0].shape[0]:
@@ -216,10 +217,11 @@ def evaluate_share(model, step, data) -> dict:
 
 
 def copies_of(model) -> Callable[[], bool]:
-    """Returns a function that compares the replicas' copies of weights and state, by one number.
+    """Returns a function that checks whether the replicas' copies of weights and state are equal.
 
     Equal processors and one compilation give equal copies, bit for bit. Otherwise rounding may differ,
-    and the copies would drift apart. Then all get those of the first replica, and the result is False.
+    and the copies drift apart. Then the function gives all replicas the copies of the first one, and
+    returns False.
     """
     strategy, optimizer = model.distribute_strategy, model.optimizer
     of_metrics = {id(v) for v in model.metrics_variables}
@@ -252,7 +254,7 @@ def copies_of(model) -> Callable[[], bool]:
 
 
 def _bits(value: tf.Tensor) -> tf.Tensor:
-    """The sum of the bits of all entries, as integers: an int64 scalar."""
+    """Returns the sum of all entries, whose bits are read as integers: an int64 scalar."""
     if value.dtype.is_floating:
         value = tf.bitcast(value, {2: tf.uint16, 4: tf.int32, 8: tf.int64}[value.dtype.size])
     return tf.reduce_sum(tf.cast(value, tf.int64))

@@ -1,8 +1,8 @@
-"""Warns where little will be learned: gradients far from the clip norm, or not finite.
+"""Warns if little will be learned, because gradients are far from the clip norm, or not finite.
 
 Before the first step, warnings use public facts only: types of inputs, layers and class weights. Later
-ones use norms of gradients without noise; like the loss in the progress bar, they are for the person
-who trains.
+warnings use norms of gradients without noise. Like the loss in the progress bar, they are for the
+person who trains.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from tfdp._compat.keras import layers_of
 from tfdp.training.data_checks import inputs_of, sources_of
 from tfdp.training.feed import Feed
 
-# Layers that take the scale of their inputs as it is, and those whose gradients grow with it.
+# Layers that keep the scale of their inputs, and layers whose gradients grow with it.
 _KEEP = (
     keras.layers.Flatten,
     keras.layers.Reshape,
@@ -34,13 +34,13 @@ _MULTIPLY = (
     keras.layers.SeparableConv2D,
 )
 _LARGE_CLASS_WEIGHT = 100
-# Norms are far from the clip norm by this factor, and large above that number, which unscaled columns
-# exceed; a small clip norm that most gradients exceed is a usual choice.
+# A norm is far from the clip norm if it differs by this factor, and large above this number, which
+# unscaled columns exceed. A small clip norm alone is no reason for a warning: it is a usual choice.
 _FAR, _LARGE_NORM = 100, 1000
 
 
 def warn_of_scales(model, feed: Feed, class_weight: Mapping | None) -> None:
-    """Warns of class weights and bytes that lead to clipped gradients, and of equal views.
+    """Warns of large class weights and inputs of bytes, whose gradients are clipped, and equal views.
 
     Args:
         model: A built model.
@@ -51,13 +51,13 @@ def warn_of_scales(model, feed: Feed, class_weight: Mapping | None) -> None:
     if largest >= _LARGE_CLASS_WEIGHT:
         logging.warning(
             "class_weight is up to %g. A weight multiplies the gradients of its class before they are "
-            "clipped, so beyond the clip norm it has no effect. Use smaller weights.",
+            "clipped, so it has no effect beyond the clip norm. Use smaller weights.",
             largest,
         )
     if feed.lots is not None and feed.lots.augmentations > 1 and not feed.lots.mapped:
         logging.warning(
-            "augmentations=%d without lots.map(f), which makes the views: they are equal, except where "
-            "layers of the model draw random numbers.",
+            "augmentations=%d was set without lots.map(f), which makes the views. So the views of an "
+            "example are equal, unless layers of the model draw random numbers. Add lots.map(f).",
             feed.lots.augmentations,
         )
     specs = keras.tree.flatten(feed.inputs)
@@ -75,7 +75,7 @@ def _warn_of_bytes(model, x):
             given.add(id(layer.output))
         elif takes_bytes and isinstance(layer, _MULTIPLY):
             logging.warning(
-                "Layer '%s' takes bytes, from 0 to 255, as they are. Gradients grow with inputs, so "
+                "Layer '%s' gets bytes, from 0 to 255, without scaling. Gradients grow with inputs, so "
                 "nearly all will be clipped, and little is learned. Put "
                 "keras.layers.Rescaling(1 / 255) before it, or divide the inputs.",
                 layer.name,
@@ -91,20 +91,20 @@ def warn_of_norms(model) -> None:
     median, clip = model.privacy.diagnostics()["median_gradient_norm"], optimizer.l2_norm_clip
     if median > max(_FAR * clip, _LARGE_NORM):
         advice = (
-            "Clipping leaves only their directions, which a few large numbers decide. Scale inputs and "
-            "targets to about 1 by public constants, and make losses means."
+            "Clipping leaves only their directions, which a few large numbers dominate. Scale inputs "
+            "and targets to about 1 by public constants, and use means rather than sums as losses."
         )
     elif 0 < median < clip / _FAR:
         advice = (
-            "The noise is made for gradients of the clip norm, so it drowns them. Scale inputs to "
-            "about 1 by public constants first: large ones, such as pixels up to 255, saturate "
-            "activations, and gradients vanish. If they are scaled, take a smaller l2_norm_clip, from "
-            "public data, or one that follows a noisy count, by clipping='adaptive'."
+            "The noise fits gradients of the clip norm, so it drowns these. Scale inputs to about 1 by "
+            "public constants first: large ones, such as pixels up to 255, saturate activations, and "
+            "gradients vanish. If they are scaled, use a smaller l2_norm_clip, chosen on public data, "
+            "or clipping='adaptive', where it follows a noisy count."
         )
     else:
         return
     logging.warning(
-        "In the first epoch, gradients of single examples had a median norm of %.2g, and the clip norm "
+        "In the first epoch, gradients of single examples had a median norm of %.2g, but the clip norm "
         "is %.2g. %s (This figure comes from private examples without noise, as the loss does: it is "
         "for you, not for a release.)",
         *(median, clip, advice),
@@ -116,9 +116,9 @@ def warn_of_lost_examples(model) -> None:
     lost = model.privacy.diagnostics()["non_finite_examples"]
     if lost:
         logging.warning(
-            "%.2g examples of a lot, on average, had a gradient that is not finite, and counted zero "
-            "in its sum. Usual causes are NaN in the data, a label or token without an output or a "
-            "vector, and a logarithm or quotient of 0. Their losses make the loss in the logs NaN; the "
+            "On average, %.2g examples of a lot had a gradient that is not finite, and counted zero in "
+            "the sum. Usual causes are NaN in the data, a label without an output, a token without a "
+            "vector, and a logarithm or quotient of 0. They make the loss in the logs NaN, but the "
             "weights are finite.",
             lost,
         )

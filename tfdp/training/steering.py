@@ -1,19 +1,19 @@
 """Refuses callbacks that act on metrics of private data, which are computed without noise.
 
-The number of steps, the weights that are kept and the learning rate are published with the model, or
-shape it. If they depend on the training loss or accuracy, they reveal something about the private
-data that no noise covers and no accounting includes.
+The number of steps, the choice of weights and the learning rate are published with the model, or shape
+it. If they depend on the training loss or accuracy, they reveal information about the private data that
+no noise covers and no accounting includes.
 """
 
 import keras
 from absl import logging
 
-# Public figures, which callbacks may monitor besides figures of held-out data.
+# Public figures, which callbacks may monitor besides metrics of held-out data.
 _PUBLIC = ("epsilon", "claimed_epsilon", "learning_rate")
-# Callbacks of Keras that are refused, by name, since versions of Keras differ in them.
+# Keras callbacks that are refused. They are found by name, since versions of Keras differ in them.
 _REFUSED = {
     "TerminateOnNaN": "It stops when the loss of private examples is not a number, so the number of "
-    "steps would reveal information about them. Leave it out: an example whose gradient is not finite "
+    "steps would reveal information about them. Remove it: an example whose gradient is not finite "
     "counts zero here (see model.privacy.diagnostics).",
     "BackupAndRestore": "It restores the weights of a checkpoint and forgets the steps after it. Use "
     "tfdp.callbacks.BackupAndRestore, which counts them.",
@@ -24,11 +24,23 @@ _ASSIGN_RATES = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLR
 
 
 def check_callbacks(callbacks, optimizer, holds_out: bool = True):
-    """Refuses callbacks of a fit; returns its `BackupAndRestore`, or None, and the list of all.
+    """Refuses callbacks that private training does not allow.
 
-    Refused is a callback that acts on training metrics, would save a file without a ledger, resumes a
-    training without its counted steps, or assigns learning rates that are fixed; and a second backup.
-    With `holds_out=False`, the validation data are training data.
+    A callback is refused if it acts on training metrics, would save a file without a ledger, resumes a
+    training without its counted steps, or assigns a fixed learning rate. A second backup is refused,
+    too.
+
+    Args:
+        callbacks: The argument `callbacks` of `fit`.
+        optimizer: The private optimizer.
+        holds_out: Whether the validation data are held out. If they are training data, callbacks may
+            not act on their metrics either.
+
+    Returns:
+        The `BackupAndRestore` among the callbacks, or None, and the list of all callbacks.
+
+    Raises:
+        ValueError: If a callback is refused.
     """
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
@@ -39,7 +51,7 @@ def check_callbacks(callbacks, optimizer, holds_out: bool = True):
             if isinstance(callback, getattr(keras.callbacks, refused, ())):
                 raise ValueError(f"{name} cannot be used in private training. {reason}")
         if isinstance(callback, keras.callbacks.ModelCheckpoint):
-            refuse_legacy(callback.filepath)  # not only after the steps of an epoch are spent
+            refuse_legacy(callback.filepath)  # before the steps of an epoch are spent
         _warn_of_objective(callback)
         monitor = getattr(callback, "monitor", None)
         acts = getattr(callback, "save_best_only", True)
@@ -54,16 +66,16 @@ def check_callbacks(callbacks, optimizer, holds_out: bool = True):
             _check_rate(name, optimizer)
         if isinstance(callback, keras.callbacks.EarlyStopping):
             logging.warning(
-                "%s may end this training early. All planned steps are counted even so, because the "
-                "end depends on results. Plan fewer epochs, or end by a PrivacyBudget with "
+                "%s may end this training early. All planned steps are counted nevertheless, because "
+                "the end depends on results. Plan fewer epochs, or end by a PrivacyBudget with "
                 "tfdp.callbacks.StopAtBudget, which counts only the steps taken.",
                 name,
             )
-    # A `BackupAndRestore`, whose module only its users import.
+    # `BackupAndRestore` is recognized by a method, so that its module is imported only by its users.
     backups = [each for each in callbacks if hasattr(each, "attached")]
     if len(backups) > 1:
         raise ValueError(
-            f"Expected at most one BackupAndRestore. Received {len(backups)}. Leave out the others."
+            f"Expected at most one BackupAndRestore. Received {len(backups)}. Remove the others."
         )
     return backups[0] if backups else None, callbacks
 
@@ -73,7 +85,10 @@ def _is_public(figure: str, holds_out: bool = True) -> bool:
 
 
 def _warn_of_objective(callback) -> None:
-    """Warns of a search by KerasTuner, whose `SaveBestEpoch` knows what trials are compared by."""
+    """Warns if KerasTuner compares trials by a metric of the training data.
+
+    Its callback `SaveBestEpoch` has the objective.
+    """
     objective = getattr(callback, "objective", None)
     for each in getattr(objective, "objectives", [objective]):
         name = getattr(each, "name", None)
@@ -87,18 +102,18 @@ def _warn_of_objective(callback) -> None:
 
 
 def _check_rate(callback: str, optimizer) -> None:
-    """Raises ValueError if a learning rate cannot be assigned, which may else end a fit midway."""
+    """Raises ValueError if a learning rate cannot be assigned, before that ends a `fit` midway."""
     try:
         optimizer.learning_rate = optimizer.learning_rate
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{callback} assigns learning rates, and that of {type(optimizer).__name__} is fixed. "
-            "Leave the callback out, and pass a LearningRateSchedule to the optimizer."
+            f"{callback} assigns learning rates, but that of {type(optimizer).__name__} is fixed. "
+            "Remove the callback, and pass a LearningRateSchedule to the optimizer."
         ) from error
 
 
 def refuse_legacy(path) -> None:
-    """Raises ValueError for a name of Keras' old HDF5 format."""
+    """Raises ValueError for a file name of Keras' old HDF5 format, which has no place for a ledger."""
     name = str(path)
     if name.endswith((".h5", ".hdf5")) and not name.endswith(".weights.h5"):
         raise ValueError(

@@ -33,9 +33,9 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
     Args:
         model: A compiled private model.
         session: The session that the step is accounted under.
-        data: A lot: x, (x, y) or (x, y, sample_weight); examples of weight zero are absent.
+        data: A lot: x, (x, y) or (x, y, sample_weight). Examples of weight zero are absent.
         engine: The name of an engine.
-        diagnostics: Collects figures about the bound and the noise (`diagnostics.Diagnostics`).
+        diagnostics: The `diagnostics.Diagnostics` that collects figures about the bound and the noise.
     """
     optimizer, run, contribution = model.optimizer, session.run, session.run.contribution
     x, y, sample_weight = _unpacked(data)
@@ -45,9 +45,9 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
     if session.fixes_rows:
         x, y, sample_weight = with_rows(x, y, sample_weight, session.lot_rows)
     forward = Forward(model)
-    if not run.insecure_seed:  # operations of tf.random: as for the seeds of layers
+    if not run.insecure_seed:  # operations of tf.random get new seeds, too, as layers do
         tf.compat.v1.set_random_seed(int.from_bytes(os.urandom(4)))
-    traced = examine(forward, x, y)  # which draws random numbers, but is not a step
+    traced = examine(forward, x, y)  # it draws random numbers, but is not a step
     forward.shift_seeds(session.seed_shift())
     session.check_step(forward.variables, optimizer)
     before = forward.state()
@@ -73,8 +73,9 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
     session.check_sensitivity(lot.relative_sensitivity)
     lot = whole_lot(lot, sharded)
     penalty = forward.penalty()
-    # Nothing changes before the sum is there: data that have ended, or a failure, leave all as it was.
-    # Everything waits for the group: waiting for each sum made 80,000 edges in MobileNetV2's graph.
+    # Nothing changes before the sum is computed: if the data have ended, or it fails, all stays as it
+    # was. Everything waits for the group, because waiting for each sum made 80,000 edges in
+    # MobileNetV2's graph.
     with tf.control_dependencies([tf.group(*lot.sums)]):
         session.begin_step()
         forward.advance(before, lot.state)
@@ -88,10 +89,10 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
 
 
 def prepare_step(model, data) -> None:
-    """Examines a model and makes the variables of its metrics, so that the step is traced once.
+    """Examines a model and makes the variables of its metrics, so that the step is traced only once.
 
-    TensorFlow traces a function that makes variables twice. Only shapes and dtypes of the lot matter;
-    nothing is computed and no step is counted.
+    TensorFlow traces a function that makes variables twice. Only shapes and dtypes of the lot matter.
+    Nothing is computed, and no step is counted.
     """
     x, y, _ = _unpacked(data)
     build_metrics(model, y, examine(Forward(model), x, y).outputs)

@@ -1,7 +1,7 @@
-"""Takes steps on the lots of an iterator: what Keras' train function does, with less overhead.
+"""Takes steps on the lots of an iterator, like Keras' train function, with less overhead.
 
 Keras passes the logs of each step through a `tf.experimental.Optional`, so that an execution of several
-steps can end early; this takes half a millisecond. Here the number of steps is an argument.
+steps can end early. This takes half a millisecond. Here the number of steps is an argument.
 """
 
 import functools
@@ -19,16 +19,16 @@ from tfdp.training.step import prepare_step
 
 
 def step_function(model) -> Callable[[Session, Iterator, int], dict]:
-    """Returns the function that takes steps of a private model and returns the logs of the last one.
+    """Returns a function that takes steps of a private model and returns the logs of the last step.
 
-    Its arguments are the session that the steps are accounted under, the iterator that gives lots, and
-    the number of steps, at least 1. It is traced anew for every session, whose numbers are constants of
-    the graph. It raises StopIteration or tf.errors.OutOfRangeError if the data ended before the first
-    step, or, within a graph of several steps, later.
+    Its arguments are the session that the steps are accounted under, an iterator of lots, and the
+    number of steps, at least 1. It is traced anew for every session, whose numbers are constants of the
+    graph. It raises StopIteration or tf.errors.OutOfRangeError if the data end before the first step,
+    or, in a graph of several steps, later.
     """
 
     @functools.lru_cache(maxsize=1)
-    def traced(session, described_steps):  # the length of its tables
+    def traced(session, described_steps):  # which is the length of the run's tables
         return _traced(model)
 
     def take(session, iterator, steps):
@@ -66,10 +66,10 @@ def _traced(model):
 
     @functools.cache
     def on_resources(spec):
-        """A concrete function that takes steps on an iterator of type `spec`.
+        """Returns a concrete function that takes steps on an iterator of type `spec`.
 
-        Its arguments are plain tensors, so calls skip TensorFlow's examination of the whole type of
-        an iterator, which takes a quarter of a millisecond. With several replicas, it takes one step.
+        Its arguments are plain tensors, so calls skip TensorFlow's check of the whole type of an
+        iterator, which takes a quarter of a millisecond. With several replicas, it takes one step.
         """
         specs = tf.nest.flatten(spec, expand_composites=True)
 
@@ -86,7 +86,7 @@ def _traced(model):
                 parallel_iterations=1,
             )[1]
 
-        if not several(strategy):  # else Keras' data are built for before
+        if not several(strategy):  # several replicas have metrics that were built before
             with scratch_graph():
                 inputs = [tf.compat.v1.placeholder(each.dtype, []) for each in specs]
                 prepare(tf.nest.pack_sequence_as(spec, inputs, expand_composites=True).get_next())

@@ -24,8 +24,8 @@ from tfdp.training.replicas import copies_of, several
 from tfdp.training.scales import warn_of_norms
 
 _UNEQUAL = (
-    "The replicas' copies of the weights had drifted apart by rounding, so all got those of the first "
-    "one. It is checked after each epoch; the noise of a step is the same on all replicas."
+    "The replicas' copies of the weights had drifted apart by rounding, so all replicas got those of "
+    "the first one. This is checked after each epoch. The noise of a step is the same on all replicas."
 )
 _OTHERS = "If another machine has ended, run the program on all of them again (docs/devices.md)."
 _BETWEEN = 100  # steps of `train_on_batch` between two comparisons of the replicas' copies
@@ -34,13 +34,13 @@ _START = Position()
 
 
 class Training:
-    """The plan of a training, and its position: planned, open from the first step on, ended.
+    """One training, which takes its steps and keeps its plan and position.
 
-    The entry is opened with the first step, since callbacks may load weights before.
+    Its entry is opened with the first step, since callbacks may load weights before that.
 
     Attributes:
         model: A private model that is compiled and built.
-        feed: The data, and how the steps draw from them.
+        feed: The data of the training, and how the steps draw from them.
         position: The position of the next step.
     """
 
@@ -63,10 +63,11 @@ class Training:
         self._warns_of_norms = feed.dataset is not None  # at the end of the first epoch
         self._logs: dict = {}
         self._was_cut = False  # whether the last execution had fewer steps than were planned
-        # Batches of an earlier process to skip: lots begin where the training resumes, but a user's
+        # Number of batches to skip after a restart: lots begin where the training resumes, but a user's
         # batches begin anew.
         self._to_skip, self._skipped = (position.step if feed.lots is None else 0), 0
-        # Keras does not know of executions in earlier processes, and asks for as many after the epoch.
+        # Keras does not know of executions in earlier processes, and asks for as many after the epoch
+        # ends.
         several, length = model.steps_per_execution, feed.steps or 0
         left = max(0, length - position.step)
         self._repeats = -(-length // several) - -(-left // several)
@@ -76,14 +77,14 @@ class Training:
     # -- its plan --------------------------------------------------------------------------------
 
     def _plan(self, entry: Entry) -> None:
-        """Has the entry count all planned steps."""
+        """Counts all planned steps in the entry."""
         declared = self._steps_of(*self._declared)
         declared = self._before + self._surplus + declared if declared else 0
         planned = max(entry.taken + self._surplus + self._left(), declared)
         entry.plan(planned, 0 if math.isinf(declared) else declared)
 
     def _left(self) -> float:
-        """Number of planned steps from the position on; infinite if unknown."""
+        """Number of planned steps from the position on, infinite if unknown."""
         epochs = max(0, self.position.until - self.position.epoch)
         return max(0, self._steps_of(epochs) - self.position.step)
 
@@ -92,36 +93,40 @@ class Training:
         return epochs * length if epochs else steps
 
     def end(self, stopped: bool) -> None:
-        """Ends the training after its last execution; `stopped` if a callback ended it.
+        """Ends the training after its last execution.
 
-        Raises BudgetExhausted if the budget cut that execution short, and no callback ended it there.
+        Args:
+            stopped: Whether a callback ended the training.
+
+        Raises:
+            BudgetExhausted: If the budget cut the last execution short, and no callback ended it there.
         """
         if self._session is None or stopped or self._epochs < self.position.until:
             return  # planned steps were left out, perhaps by an earlier process
         if self._was_cut:
             self._session.entry.authorize(1)
-        # The data may have ended before the plan, which nothing that was released decides.
+        # The data may have ended before the plan. That does not depend on anything that was released.
         self.position = dataclasses.replace(self.position, epoch=self._epochs, step=0)
         self._plan(self._session.entry)
 
     def close(self) -> None:
-        """Ends the plan, after any kind of end."""
+        """Ends the plan, however the training ended."""
         if self._session is None:
             return
         entry = self._session.entry
         entry.end_plan()
         if entry.has_open_plan and self._backup is None:
             logging.warning(
-                "This training ended in its first epoch, and the data do not state their number of "
-                "steps, so the number of planned steps is unknown and no finite epsilon is proven. "
-                "Pass steps_per_epoch, or set a PrivacyBudget."
+                "This training ended in its first epoch, and the number of batches in an epoch is "
+                "unknown. So the number of planned steps is unknown, too, and no finite epsilon is "
+                "proven. Pass steps_per_epoch, or set a PrivacyBudget."
             )
         left_out = entry.counted - max(entry.taken, entry.declared)
         if left_out > 0 and self._backup is None:  # with one, the training may be resumed
             taken = entry.taken - self._before + self._earlier
             logging.warning(
                 "This training took %s of %s planned steps. All of them are counted, because its "
-                "end may depend on what the steps showed. To count only the steps taken, plan "
+                "end may depend on results of the steps. To count only the steps taken, plan "
                 "fewer, or end by a PrivacyBudget with tfdp.callbacks.StopAtBudget.",
                 f"{taken:,}",
                 f"{taken + left_out:,}",
@@ -130,11 +135,16 @@ class Training:
     # -- its steps -------------------------------------------------------------------------------
 
     def execute(self, iterator, take: Callable) -> dict:
-        """Takes the steps of the next execution and returns the logs of the last one.
+        """Takes the steps of the next execution and returns the logs of the last step.
 
-        `take`, from `train_function.step_function`, takes steps on the lots of an iterator. Raises
-        StopIteration or tf.errors.OutOfRangeError if the data have ended, InvalidArgumentError if an
-        operation cannot compute with an example, BudgetExhausted if no step is allowed.
+        Args:
+            iterator: An iterator of lots.
+            take: The function that takes steps, from `train_function.step_function`.
+
+        Raises:
+            StopIteration, tf.errors.OutOfRangeError: If the data have ended.
+            InvalidArgumentError: If an operation cannot compute with an example.
+            BudgetExhausted: If no step is allowed.
         """
         if self._at_end:
             return self._repeat()
@@ -177,7 +187,7 @@ class Training:
                 logs = take(session, iterator, part)
             except BaseException as error:
                 if (named := error_of_row(self.model, error)) is not None:
-                    session.keep()  # an example decided that the training ends
+                    session.keep()  # the end of the training depends on an example
                     raise named from error
                 session.take_back()
                 if logs and isinstance(error, _ENDS):
@@ -202,7 +212,7 @@ class Training:
             self._declared = self._account.plan or self._declared
             if self._declared[0] and self.feed.dataset is None:
                 raise ValueError(
-                    "privacy.plan(epochs=...) was called before train_on_batch, which has no epochs. "
+                    "privacy.plan(epochs=...) cannot be used with train_on_batch, which has no epochs. "
                     "Declare the number of steps: privacy.plan(steps=...)."
                 )
             left = max(self._left(), self._steps_of(*self._declared))

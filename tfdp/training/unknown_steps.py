@@ -1,4 +1,4 @@
-"""Steps that an optimizer has counted on a model's weights, and that no ledger contains."""
+"""Finds training steps that an optimizer has counted and no ledger contains."""
 
 import keras
 
@@ -8,9 +8,14 @@ from tfdp.optimizers import DPKerasOptimizer
 
 
 def enter_unknown_steps(model: keras.Model, account: Account, declared: bool = False) -> None:
-    """Enters steps on a model's weights that an optimizer has counted and no ledger contains.
+    """Enters steps into the ledger that an optimizer has counted and no ledger contains.
 
-    The optimizers of models inside it count, too. `declared`: the user declares public data.
+    Nothing finite is proven for such weights, unless the user declares the data of the steps public.
+
+    Args:
+        model: A model. Optimizers of models inside it count, too.
+        account: The account of its weights.
+        declared: Whether the user declares that the steps so far were taken on public data.
     """
     for each in layers_of(model, itself=True):
         optimizer = getattr(each, "optimizer", None)
@@ -25,5 +30,5 @@ def enter_unknown_steps(model: keras.Model, account: Account, declared: bool = F
             account.enter_unaccounted(
                 f"Weights of '{each.name}' were trained for {steps} steps by the optimizer "
                 f"{type(optimizer).__name__}, and no ledger accounts for them. If that was on "
-                "public data, say so: make_private(model, start='public')."
+                "public data, declare it: make_private(model, start='public')."
             )

@@ -29,13 +29,13 @@ def clip_and_sum(
     """Removes rows that are absent or not finite, bounds the other gradients and sums them.
 
     Args:
-        gradients: For each variable a `factors.PerExampleGradient` of the weighted losses, or None
-            where it is zero.
+        gradients: A `factors.PerExampleGradient` of the weighted losses for each variable, or None if
+            it is zero.
         variables: The trainable variables, in the same order.
         bound: The limit of one example's influence.
-        sample_weight: float32 [rows]; rows of weight zero are absent.
+        sample_weight: Weights, float32 [rows]. Rows of weight zero are absent.
         microbatch_size, views: As in `contract.Engine`.
-        losses, output_losses, outputs, state: Become fields of the result; see `BoundedSum`.
+        losses, output_losses, outputs, state: Fields of the result; see `BoundedSum`.
     """
     averaged = microbatch_size * views
     present = tf.not_equal(sample_weight, 0.0)
@@ -78,19 +78,19 @@ def clip_and_sum(
 
 
 def _any_of(rows, size):
-    """Returns bool [rows / size]: whether one of `size` consecutive rows is True."""
+    """Returns whether one of `size` consecutive rows is True, bool [rows / size]."""
     return tf.reduce_any(tf.reshape(rows, [-1, size]), axis=1) if size > 1 else rows
 
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """The gradients of one variable, or the concatenated ones of several small variables.
+    """The gradients of one variable, or the concatenated gradients of several small variables.
 
     Attributes:
         gradient: The gradients of all its variables.
-        layer: Number of their layer in the bound.
+        layer: Number of the variables' layer in the bound.
         places: The indices of its variables.
-        own: The gradients of each of several variables.
+        own: The gradients of each variable, if there are several.
     """
 
     gradient: PerExampleGradient
@@ -150,7 +150,7 @@ def _kept(parts, keep, unless=False):
     Args:
         parts: As from `_parts`.
         keep: Bool [rows].
-        unless: If True, nothing is done; a bool, or a scalar tensor.
+        unless: A bool or a scalar tensor. If it is True, nothing is done.
     """
     gradients = [part.gradient for part in parts]
     found = (
@@ -169,7 +169,7 @@ def _sums(parts, variables, bound, square_norms, present, averaged):
         variables, bound: As in `clip_and_sum`.
         square_norms: float32 [rows, layers].
         present: Bool [rows]: which of them count.
-        averaged: The number of original rows whose sum each row is; their mean is bounded.
+        averaged: Number of original rows whose sum each row is. Their mean is bounded.
 
     Returns:
         (sums, norms, clipped), as in `BoundedSum`.
@@ -194,7 +194,7 @@ def _sums_of_whole(parts, variables, bound, norms, present, averaged):
     """Bounds and sums whole gradients, with all variables of a row concatenated.
 
     Returns:
-        (sums; bool [rows]: whether the bound shortened the gradient).
+        The sums, and whether the bound shortened each gradient, bool [rows].
     """
     present = tf.cast(present, tf.float32) * bound.room
     sizes = [v.shape.num_elements() for v in variables]

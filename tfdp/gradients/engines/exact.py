@@ -1,6 +1,6 @@
-"""The exact engine: the ghost engine, with the gradient of every row and weight written out.
+"""The exact engine, `engine="vectorized"`: as the ghost engine, but with all gradients written out.
 
-It has as many gradients in memory as a chunk has rows. It is engine="vectorized".
+A chunk takes as many gradients of the whole model in memory as it has rows.
 """
 
 import functools

@@ -13,10 +13,10 @@ from tfdp.gradients.factors import Instantiated, OuterProducts
 
 
 def gated_step(cell, values: dict, sequences, training):
-    """Returns an `LSTMStep` or a `GRUStep`, or None if the cell is not a standard one.
+    """Returns an `LSTMStep` or a `GRUStep`, or None if the cell is not standard.
 
     Args:
-        cell, values, sequences, training: As `TracedStep` takes them.
+        cell, values, sequences, training: As for `TracedStep`.
     """
     if type(cell) not in (keras.layers.LSTMCell, keras.layers.GRUCell):
         return None
@@ -24,7 +24,7 @@ def gated_step(cell, values: dict, sequences, training):
     usual &= cell.recurrent_activation is keras.activations.sigmoid
     usual &= not (training and (cell.dropout or cell.recurrent_dropout))
     weights = (cell.kernel, cell.recurrent_kernel, cell.bias)
-    # A wrapper may replace a weight by a tensor that it computes from it.
+    # A wrapper may replace a weight by a tensor that it computes from the weight.
     usual &= all(isinstance(weight, keras.Variable) for weight in weights if weight is not None)
     if not usual or sequences.dtype != cell.compute_dtype:
         return None
@@ -39,7 +39,7 @@ def _weight(cell, variable):
 
 
 def _gates(cell, sequences, bias):
-    """The part of the gates that comes from the inputs, [rows, steps, gates * units]."""
+    """Returns the part of the gates that comes from the inputs, [rows, steps, gates * units]."""
     gates = tf.matmul(merged(sequences), _weight(cell, cell.kernel))
     return by_steps([gates if bias is None else tf.nn.bias_add(gates, bias)], sequences)
 
@@ -51,7 +51,7 @@ def _of_products(at_product, states):
 class LSTMStep(RecurrentStep):
     """A step of an LSTM, whose elementwise gradient is one TensorFlow operation, for float32 on CPUs.
 
-    The operation returns the gradients at the gates in another order than Keras has them.
+    The operation returns the gradients at the gates in another order than that of Keras.
     """
 
     def __init__(self, cell, values, sequences):

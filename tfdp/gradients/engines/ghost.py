@@ -36,15 +36,15 @@ _WARNED: weakref.WeakSet = weakref.WeakSet()  # models with a warning
 def per_example_gradients(
     forward: Forward, x, y, sample_weight, first, *, factors: bool = True
 ) -> tuple:
-    """Returns the per-example gradients of the weighted loss.
+    """Computes the per-example gradients of the weighted loss.
 
     Args:
         forward, x, y, sample_weight, first: As in `contract.Engine`.
         factors: Whether gradients stay factors where possible.
 
     Returns:
-        (gradients, losses, output_losses, outputs, state): gradients is a list with a
-        `PerExampleGradient` for each variable, or None where it is not used; the others are as in
+        (gradients, losses, output_losses, outputs, state), where gradients is a list with a
+        `PerExampleGradient` for each variable, or None for an unused variable. The others are as in
         `row_pass.over_rows`.
 
     Raises:
@@ -102,10 +102,10 @@ def per_example_gradients(
 
 
 def _warn_of_large(forward, uses):
-    """Warns, once per model, about large weights that an unknown operation uses.
+    """Warns, once for each model, of large weights in unknown operations.
 
-    Their gradients are written out for every row. So are those of weights that every row uses entry by
-    entry, such as position embeddings, but these are expected and cause no warning.
+    Their gradients are written out for every row. So are gradients of weights that every row uses entry
+    by entry, such as position embeddings, but these are expected and cause no warning.
     """
     large = []
     for variable, own in zip(forward.variables, uses, strict=True):
@@ -118,9 +118,9 @@ def _warn_of_large(forward, uses):
     for variable, why in large:
         layer = layer_of_operation(forward.model, why.name)
         logging.warning(
-            "The gradient of '%s' is written out for every example, %.3g MB each, because %s uses "
-            "it in a way that tfdp has no shorter form for (TensorFlow operation %s), such as "
-            "dividing it by its own norm. A smaller physical_batch_size limits the memory.",
+            "The gradient of '%s' is written out for every example, %.3g MB each, because %s uses it "
+            "in a TensorFlow operation, %s, for which tfdp has no shorter form. Set a smaller"
+            "physical_batch_size if memory runs out.",
             variable.path,
             4e-6 * math.prod(variable.shape),
             f"model '{forward.model.name}'" if layer is None else f"layer '{layer.name}'",

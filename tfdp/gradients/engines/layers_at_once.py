@@ -32,7 +32,7 @@ def layers_at_once(model, values: dict):
 
     Args:
         model: A Keras model.
-        values: {id of variable: tensor}: the trainable variables' values in the pass that follows.
+        values: The trainable variables' values in the pass that follows, {id of variable: tensor}.
     """
     with contextlib.ExitStack() as stack:
         for layer in layers_of(model):

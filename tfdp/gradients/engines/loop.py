@@ -16,7 +16,7 @@ from tfdp.gradients.forward import Forward
 
 
 def per_example_gradients(forward: Forward, x, y, sample_weight, first):
-    """Returns the per-example gradients of the weighted loss, as `ghost.per_example_gradients`."""
+    """Computes the per-example gradients of the weighted loss, as `ghost.per_example_gradients`."""
     values = [tf.convert_to_tensor(v) for v in forward.variables]
 
     def run(state, x, y, weight):

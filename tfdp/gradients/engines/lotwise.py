@@ -1,4 +1,4 @@
-"""The lotwise engine, which is exact for models in which each example's loss depends on the whole lot.
+"""The lotwise engine, for models in which each example's loss depends on the whole lot.
 
 Such models have batch normalization as the papers write it: `PublicExamples` with statistics="batch".
 The gradient of an example's loss flows through the statistics, and so through all other examples.
@@ -35,7 +35,7 @@ def bounded_sum(
     microbatch_size: int = 1,
     views: int = 1,
 ) -> BoundedSum:
-    """Computes the bounded sum of a chunk, which has to be a whole lot; see `contract.Engine`."""
+    """Computes the bounded sum of a chunk, which must be a whole lot; see `contract.Engine`."""
     present = tf.not_equal(sample_weight, 0.0)
     x, y = _copied_into_absent_rows((x, y), present)
     values = [tf.convert_to_tensor(v) for v in forward.variables]
@@ -87,7 +87,7 @@ def _copied_into_absent_rows(tree, present):
 
 
 def _relative_sensitivity(bound, rows, microbatch_size, views):
-    """Returns the sensitivity in clip norms; infinite if `rows` is None (not static)."""
+    """Returns the sensitivity in clip norms, infinite if `rows` is None (not static)."""
     if rows is None:
         return math.inf
     shares = math.sqrt(bound.clip_groups)
@@ -96,19 +96,19 @@ def _relative_sensitivity(bound, rows, microbatch_size, views):
 
 
 def _row_losses(forward, scope, x, y, y_pred, sample_weight):
-    """Returns the loss of each row as a batch of one.
+    """Computes the loss of each row as a batch of one.
 
     Args:
         forward: The `Forward` whose `outputs` returned `scope` and `y_pred`.
         scope, y_pred: The scope and the outputs for all rows.
-        x, y: Inputs and targets, structures of tensors [rows, ...]; the targets may be
+        x, y: Inputs and targets, structures of tensors [rows, ...]. The targets may be
             `WeightedTargets`.
-        sample_weight: float32 [rows].
+        sample_weight: Weights, float32 [rows].
 
     Returns:
-        (losses, output_losses, gradients): losses is float32 [rows], unweighted; output_losses is
-        as in `BoundedSum`; gradients are those of the weighted losses with respect to the leaves of
-        `y_pred`.
+        (losses, output_losses, gradients), where losses are unweighted, float32 [rows];
+        output_losses are as in `BoundedSum`; and gradients are those of the weighted losses with
+        respect to the leaves of `y_pred`.
 
     Raises:
         NotImplementedError: If TensorFlow cannot vectorize the loss.

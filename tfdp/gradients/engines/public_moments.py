@@ -33,9 +33,9 @@ def public_moments(forward, values: list, state: list) -> list:
         state: As `Forward.state` returns it.
 
     Returns:
-        List of (layer, its `PublicMoments`, for each of them {number of a variable: derivatives}),
-        for `known_moments`. Derivatives are float32 [2, *shape of the variable]: of mean and
-        variance.
+        A list of (layer, its `PublicMoments`, a dictionary {number of a variable: derivatives} for
+        each of them), for `known_moments`. Derivatives are those of mean and variance, float32 [2,
+        *shape of the variable].
     """
     found = []
     for layer in public_layers(forward.model):
@@ -53,7 +53,7 @@ def public_moments(forward, values: list, state: list) -> list:
 
 
 def _derivatives(moments, reads, tape):
-    """The derivatives of one normalization's moments, or None if they may be incomplete."""
+    """Returns the derivatives of one normalization's moments, or None if they may be incomplete."""
     gradients = [tape.gradient(moment, reads) for moment in (moments.mean, moments.variance)]
     reached = [i for i, pair in enumerate(zip(*gradients, strict=True)) if pair != (None, None)]
     own = _weights_before(moments)
@@ -67,7 +67,7 @@ def _derivatives(moments, reads, tape):
 
 
 def _weights_before(moments) -> list:
-    """The weights [..., features] in each of which the inputs of a normalization are linear."""
+    """Returns the weights [..., features] in which the inputs of a normalization are linear."""
     tensor = moments.inputs
     if moments.layer.axis % tensor.shape.rank != tensor.shape.rank - 1:
         return []
@@ -97,7 +97,7 @@ def _keeps_features(operation):
 
 
 def _read(tensor):
-    """The weight that a tensor is, except for shape and type; None if anything else uses it."""
+    """Returns the weight that a tensor was reshaped or cast from, None if anything else uses it."""
     while len(tensor.consumers()) == 1 and _keeps_features(tensor.op):
         if tensor.op.type == "Identity":
             break

@@ -1,4 +1,4 @@
-"""Recurrent layers, whose loops `tf.vectorized_map` calls once for the rows of all examples.
+"""The loops of recurrent layers, which `tf.vectorized_map` calls once for the rows of all examples.
 
 TensorFlow's gradient of a loop adds up the gradient of each weight over the steps, which loses the
 factors, and keeps every intermediate tensor of every step. Here the loop has a custom gradient. It
@@ -38,7 +38,7 @@ def inner_loop_for(layer, values: dict):
 
     Args:
         layer: A `keras.layers.RNN`.
-        values: {id of variable: tensor}: the trainable variables' values in the pass that follows.
+        values: The trainable variables' values in the pass that follows, {id of variable: tensor}.
     """
     return _looped(layer, values) if _is_known(layer) else _unrolled(layer)
 
@@ -70,10 +70,10 @@ def _unrolled(layer):
     def inner_loop(sequences, initial_state, mask, training=False):
         if keras.tree.flatten(sequences)[0].shape[1] is None:
             raise NotImplementedError(
-                f"Layer '{layer.name}' ({type(layer).__name__}) has to be unrolled, and the length of "
-                "its sequences is unknown. Pad them to one length, and state it where the data do "
-                "not: dataset.map(lambda x, y: (tf.ensure_shape(x, [None, length, size]), y)). Or "
-                "use engine='loop'."
+                f"Layer '{layer.name}' ({type(layer).__name__}) must be unrolled, but the length of "
+                "its sequences is unknown. Pad them to one length, and state it if the data do not: "
+                "dataset.map(lambda x, y: (tf.ensure_shape(x, [None, length, size]), y)). Or use "
+                "engine='loop'."
             )
         if layer.go_backwards:
             sequences, mask = _reversed(sequences), _reversed(mask)
@@ -121,7 +121,7 @@ def _steps_first(values):
 
 
 def _chosen(mask, new, old):
-    """Returns `new` where a mask is True, else `old`: lists of tensors [*shape of the mask, ...]."""
+    """Returns tensors [*shape of the mask, ...], from `new` where the mask is True, else from `old`."""
     chosen = []
     for a, b in zip(new, old, strict=True):
         ones = [1] * (a.shape.rank - mask.shape.rank)
@@ -136,8 +136,8 @@ class _Loop:
     Its arguments and results have axes [rows, steps, ...].
 
     Args:
-        step: A `TracedStep`, or one of `gated_steps`.
-        mask: Bool [rows, steps], or None: where it is False, states stay as they are.
+        step: A `TracedStep`, or a step of `gated_steps`.
+        mask: Bool [rows, steps], or None. States do not change where it is False.
     """
 
     def __init__(self, step, mask):
@@ -275,7 +275,7 @@ class _Loop:
 
     @staticmethod
     def _arrays(patterns, steps, states):
-        """An array over the steps for each tensor [None, ...]."""
+        """Returns an array over the steps for each tensor [None, ...]."""
         rows = states[0].shape[0]
         return [
             tf.TensorArray(t.dtype, size=steps, element_shape=[rows, *t.shape[1:]])
@@ -288,7 +288,7 @@ def _length(sequences):
 
 
 def _over_steps(gradient, *tensors):
-    """The gradients of a weight from the factors of all steps, each [rows, 1, steps, ...].
+    """Returns the gradients of a weight from the factors of all steps, each [rows, 1, steps, ...].
 
     Every step is first treated as a row; then the steps of a row are added.
     """

@@ -20,19 +20,19 @@ from tfdp.gradients.uses import uses_of
 
 
 class CannotSplitStep(Exception):
-    """A step cannot be split, or a weight is used in a way that gives its gradient no factors."""
+    """Error for a step that cannot be split, or a weight whose gradient has no factors."""
 
 
 class RecurrentStep(abc.ABC):
-    """One step of a recurrent layer, as `recurrent_loops` takes it.
+    """One step of a recurrent layer, for `recurrent_loops`.
 
     Attributes:
         prepared: Tensors [rows, steps, ...] of the pass, which depend on the inputs only.
         same: Tensors [rows, ...] that all steps share: dropout masks.
         shared: The values of the cell's weights.
-        shown: Which of the states is the output.
+        shown: The number of the state that is the output.
         kept: A `tf.TensorSpec` for each tensor that `forward` keeps.
-        uses: List of (value of a weight, sources, saved tensors, gradient), as in `Use`. Sources
+        uses: A list of (value of a weight, sources, saved tensors, gradient), as in `Use`. Sources
             and saved tensors are some of `outside`, or `tf.TensorSpec`s that stand for the factors
             that `backward` returns, each once, in their order.
         outside: Tensors [rows, steps, ...] of the pass.
@@ -73,14 +73,14 @@ class RecurrentStep(abc.ABC):
 
 
 class TracedStep(RecurrentStep):
-    """A step that is taken from the graph of a cell.
+    """A step that is found in the traced graph of a cell.
 
     Args:
-        cell: A cell that uses nothing but its inputs, states, weights and dropout masks.
-        values: {id of variable: tensor}: the trainable variables' values in the pass.
-        sequences: [rows, steps, ...].
-        states: A structure of tensors [rows, ...]: the states before the first step.
-        training: As the cell takes it.
+        cell: A cell that uses only its inputs, states, weights and dropout masks.
+        values: The trainable variables' values in the pass, {id of variable: tensor}.
+        sequences: The inputs, [rows, steps, ...].
+        states: The states before the first step, a structure of tensors [rows, ...].
+        training: The argument of the cell.
 
     Raises:
         CannotSplitStep, NotReplayable: If the step cannot be split.
@@ -126,7 +126,7 @@ class TracedStep(RecurrentStep):
         self.prepared = by_steps(replayed(self._early, known), sequences)
 
     def _of(self, tensors, gradients):
-        """The specs of tensors that are factors, or of the gradients at them."""
+        """Returns the specs of tensors that are factors, or of the gradients at tensors."""
         return [
             self._passed.setdefault((t.ref(), gradients), tf.TensorSpec(t.shape, t.dtype))
             for t in tensors
@@ -226,7 +226,7 @@ class TracedStep(RecurrentStep):
 
 
 def value_in_pass(variable):
-    """Returns the value that a layer computes with: noisy weights, or the pass's value."""
+    """Returns the value of a variable that a layer computes with, such as noisy weights."""
     value = get_stateless_scope().get_current_value(variable)
     return tf.convert_to_tensor(variable if value is None else value)
 

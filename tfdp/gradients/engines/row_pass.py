@@ -22,13 +22,13 @@ def over_rows(
 
     Args:
         forward, x, y, sample_weight, first: As in `contract.Engine`.
-        run: Maps (state, x, y, weight) of one row, a batch of one, to (results, loss, scope,
-            y_pred, new_state).
+        run: A function that maps (state, x, y, weight) of one row, a batch of one, to (results, loss,
+            scope, y_pred, new_state).
         vectorized: Whether all rows run at once (`tf.vectorized_map`), or one at a time.
 
     Returns:
-        (results, losses, output_losses, outputs, state): losses is float32 [rows], unweighted;
-        output_losses and outputs are as in `BoundedSum`; state is as `Forward.advance` takes it.
+        (results, losses, output_losses, outputs, state), where losses are unweighted, float32 [rows];
+        output_losses and outputs are as in `BoundedSum`; and state is as `Forward.advance` takes it.
     """
     state = forward.state()
     of_lot = [value for i, value in enumerate(state) if forward.is_per_example(i)]
@@ -75,7 +75,7 @@ def bounded_sum(
     """Computes the bounded sum of a chunk from per-example gradients; see `contract.Engine`.
 
     Args:
-        gradients_of: `per_example_gradients` of an engine.
+        gradients_of: The function `per_example_gradients` of an engine.
         forward, bound, x, y, sample_weight, first, microbatch_size, views: As in `contract.Engine`.
     """
     gradients, losses, output_losses, outputs, state = gradients_of(
