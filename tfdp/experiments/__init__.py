@@ -1,6 +1,7 @@
 """Experiments: from settings to a trained model, its test accuracy and its two guarantees.
 
-Each name is imported on first use, so that settings and flags load without TensorFlow.
+This is `train.py` in Python: for the models, data sets and mechanisms that it knows by name. For your
+own model, use `tfdp.make_private`.
 
 Example:
     >>> from tfdp.experiments import Experiment, run

@@ -1,4 +1,4 @@
-"""Audits an experiment: trains it with canaries and tests its guarantees."""
+"""Audits and attacks of experiments, which test whether their guarantees can be true."""
 
 import importlib.util
 import json
@@ -24,18 +24,21 @@ from tfdp.experiments.settings import Experiment
 
 
 def audit_experiment(experiment: Experiment, *, canaries: int = 500, **options) -> Audit:
-    """Trains an experiment with canaries and returns the audit.
+    """Audits an experiment: trains it with canaries, and tests its epsilons by what they reveal.
 
-    The canaries are records of the training, so the audited training has more examples than the
-    experiment without them, and noise for an epsilon is calibrated again.
+    The canaries are additional records of the training. So the audited training has more examples than
+    the experiment itself, and noise for an epsilon is calibrated again.
 
     Args:
-        experiment: The settings.
-        canaries: Number of canaries.
+        experiment: The settings of a private training.
+        canaries: Number of canaries. More canaries can show larger epsilons.
         **options: Arguments of `tfdp.auditing.audit`, such as `runs`, `observe` and `confidence`.
 
+    Returns:
+        The `tfdp.auditing.Audit`, with a lower bound on epsilon.
+
     Raises:
-        ValueError: If the experiment has no privacy to audit, or an argument is not in its range.
+        ValueError: If the experiment has no privacy to audit, or an argument is invalid.
 
     Example:
         >>> from tfdp.experiments import Experiment, audit_experiment
@@ -48,8 +51,8 @@ def audit_experiment(experiment: Experiment, *, canaries: int = 500, **options) 
     """
     if not experiment.private:
         raise ValueError(
-            "mechanism='none' states no epsilon that an audit could refute. Attack its model instead: "
-            "python -m tfdp.auditing membership."
+            "mechanism='none' states no epsilon, so there is nothing to audit. Attack the model "
+            "instead: python -m tfdp.auditing membership."
         )
 
     def train(world):
@@ -67,16 +70,23 @@ def audit_experiment(experiment: Experiment, *, canaries: int = 500, **options) 
 def attack_experiment(
     experiment: Experiment, *, examples: int = 500, models: int = 16, seed: int = 0
 ) -> Membership:
-    """Runs the attacks of an adversary who sees only the released model.
+    """Measures how well an adversary who sees only the released model can tell who was in the data.
+
+    It trains the experiment several times, with a random half of some examples, and runs membership
+    inference attacks on the models. In contrast to `audit_experiment`, this shows the practical risk
+    and also works without privacy, but it tests an epsilon less sharply.
 
     Args:
         experiment: The settings, with or without privacy.
         examples: Number of training examples that coin flips include or leave out.
-        models: As in `tfdp.auditing.membership_inference`.
+        models: Number of trained models, as in `tfdp.auditing.membership_inference`.
         seed: Seed of the choice of these examples and of their coin flips.
 
+    Returns:
+        The `tfdp.auditing.Membership`, with the success of each attack.
+
     Raises:
-        ValueError: If the data set has too few training examples, or not one label for each.
+        ValueError: If the data set has too few training examples, or not one label for each example.
 
     Example:
         >>> from tfdp.experiments import Experiment, attack_experiment
@@ -90,8 +100,8 @@ def attack_experiment(
     dataset = network.load(experiment)
     if not 1 <= examples <= len(dataset.y_train):
         raise ValueError(
-            f"Expected examples to be in [1, {len(dataset.y_train)}], the training examples of "
-            f"{experiment.dataset}. Received {examples}."
+            f"Expected examples to be in [1, {len(dataset.y_train)}], up to the number of training "
+            f"examples of {experiment.dataset}. Received {examples}."
         )
     random = np.random.default_rng([int.from_bytes(b"examples"), seed])
     rows = random.choice(len(dataset.y_train), examples, replace=False)
@@ -110,7 +120,14 @@ def write(
     json_file: str | os.PathLike | None = None,
     plot_file: str | os.PathLike | None = None,
 ) -> None:
-    """Writes a result with the JSON-safe facts `about`, and plots it with matplotlib."""
+    """Writes a result to a JSON file, and plots it with matplotlib.
+
+    Args:
+        found: The result of `audit_experiment` or `attack_experiment`.
+        about: JSON-safe facts about the training, for the file.
+        json_file: Path of the JSON file. None writes none.
+        plot_file: Path of the picture. None draws none.
+    """
     if json_file is not None:
         with replaced_whole(json_file) as path, open(path, "w") as opened:
             json.dump(about | found.to_dict(), opened, indent=2)

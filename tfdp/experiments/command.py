@@ -82,7 +82,7 @@ def define(flag_values: flags.FlagValues = flags.FLAGS, sweeps: bool = True) -> 
 def parse(
     argv: Sequence[str], doc: str | None = None, flag_values: flags.FlagValues = flags.FLAGS
 ) -> list[str]:
-    """Like `tfdp._settings.parse`; typed flags override flag files, in any order."""
+    """Parses flags, as `tfdp._settings.parse` does. Typed flags override flag files, in any order."""
     files, others = _split(argv)
     return _settings.parse([argv[0], *map(_flagfile, files), *others], doc, flag_values)
 
@@ -109,7 +109,7 @@ def points(argv: Sequence[str], recipes: Path | None = RECIPES) -> list[Point]:
 
     Args:
         argv: The command line, with the program's name. Flags that are not settings are ignored.
-        recipes: The folder of the recipes; None disables recipes.
+        recipes: The folder of the recipes. None disables recipes.
 
     Raises:
         ValueError: If a setting or a sweep is invalid.
@@ -156,7 +156,7 @@ def _source(words: Iterable[str], where: str = "") -> tuple[dict[str, Any], dict
         fixed = _settings.typed(SETTINGS, known)
         swept = _swept(known["sweep"].value or ())
         if twice := sorted(fixed.keys() & swept.keys()):
-            raise ValueError(f"--{twice[0]} is both set and swept. Leave one out.")
+            raise ValueError(f"--{twice[0]} is both set and swept. Remove one of them.")
         _settings.check_rivals(SETTINGS, fixed.keys() | swept.keys())
     except (flags.Error, ValueError) as error:
         raise ValueError(f"{where}{error}") from error
@@ -174,7 +174,7 @@ def _swept(sweeps: Iterable[str]) -> dict[str, list[str]]:
                 f"--sweep={sweep} does not name a setting recorded in run.json.{meant}"
             )
         if name in found:
-            raise ValueError(f"--sweep={name}=... is given twice. Leave one out.")
+            raise ValueError(f"--sweep={name}=... is given twice. Remove one of them.")
         found[name] = values.split(",")
         if not all(found[name]) or len({*found[name]}) < len(found[name]):
             raise ValueError(
@@ -196,7 +196,7 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _flagfile(path: str) -> str:
-    """Returns the flag for a flag file; `flags/...` is found from every working directory."""
+    """Returns the flag for a flag file. `flags/...` is found from every working directory."""
     places = (Path(path).expanduser(), FLAG_FILES.parent / path)
     for place in places:
         if place.exists() and not place.is_dir():
@@ -222,7 +222,9 @@ def _experiment(values: Mapping[str, Any]) -> Experiment:
     """Returns the experiment with these settings, after checking that its files exist."""
     weights = values.get("initial_weights")
     if weights is not None and not Path(weights).expanduser().is_file():
-        raise ValueError(f"--initial_weights={weights} is not a file. Name one, or leave it out.")
+        raise ValueError(
+            f"--initial_weights={weights} is not a file. Name a file, or remove the flag."
+        )
     experiment = Experiment(**values)
     own_data.check_files(experiment)
     return experiment

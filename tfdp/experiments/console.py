@@ -1,4 +1,4 @@
-"""Start and end of a training command in a terminal.
+"""Starts and ends a training command in a terminal.
 
 This module imports neither TensorFlow nor Keras.
 """
@@ -13,25 +13,25 @@ from pathlib import Path
 
 
 def command_line() -> str:
-    """The training command: tfdp-train if that is running, else python train.py."""
+    """Returns the training command: tfdp-train if that is running, else python train.py."""
     return "tfdp-train" if Path(sys.argv[0]).stem == "tfdp-train" else "python train.py"
 
 
 def _program() -> str:
-    """The current program: train.py, tfdp-train or python -m tfdp.auditing."""
+    """Returns the current program: train.py, tfdp-train or python -m tfdp.auditing."""
     path = Path(sys.argv[0])
     return f"python -m tfdp.{path.parent.name}" if path.name == "__main__.py" else path.name
 
 
 def refuse(error: Exception) -> int:
-    """Prints an error that the user can correct, with its notes; returns the exit status."""
+    """Prints an error that the user can correct, with its notes, and returns the exit status."""
     said = " ".join([str(error), *getattr(error, "__notes__", ())])
     print(f"{_program()}: error: {said}", file=sys.stderr, flush=True)
     return 2
 
 
 def guarded(command: Callable[[], int | None]) -> None:
-    """Runs a command and exits with its status; Ctrl-C and SIGTERM print one line."""
+    """Runs a command and exits with its status. Ctrl-C and SIGTERM print one line."""
     signal.signal(signal.SIGTERM, _terminate)
     try:
         sys.exit(command())
@@ -47,7 +47,7 @@ def _terminate(number, frame):
 
 
 def prepare_tensorflow() -> None:
-    """Configures the kernels and the log of TensorFlow before its import, unless the user has.
+    """Configures TensorFlow's kernels and log before its import, unless the user has done so.
 
     Without the kernels of oneDNN, which TensorFlow enables by default only on some CPUs, private steps
     of convolutions take several times as long, and some convolutions have no gradients

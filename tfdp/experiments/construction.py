@@ -1,7 +1,7 @@
 """Creates the optimizer of an experiment, and its planned `Run`.
 
-Mechanisms need no code in this module: a constructor parameter of the optimizer class that has the
-name of a setting of the experiment, or of a fact about the run, receives that value.
+Mechanisms need no code in this module. If a constructor parameter of the optimizer class has the name
+of a setting of the experiment, or of a fact about the run, it receives that value.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ def complete(experiment: Experiment, num_examples: int) -> Experiment:
 
 
 def learning_rate(experiment: Experiment, steps_per_epoch: int):
-    """Returns the learning rate: a float, or a Keras schedule that decays once per epoch."""
+    """Returns the learning rate, a float or a Keras schedule that decays once per epoch."""
     if experiment.learning_rate_decay == 1.0:
         return float(np.float32(experiment.learning_rate))
     return keras.optimizers.schedules.ExponentialDecay(
@@ -52,12 +52,12 @@ def learning_rate(experiment: Experiment, steps_per_epoch: int):
 def make_optimizer(
     experiment: Experiment, lots, steps: int, noise_multiplier: float | Sequence[float] | None
 ):
-    """Returns the optimizer of an experiment: a private one, or a plain one for mechanism "none".
+    """Creates the optimizer of an experiment: a private one, or a plain one for mechanism "none".
 
     Args:
         experiment: The settings.
         lots: The `tfdp.data.Lots` of the training.
-        steps: How many steps the training takes.
+        steps: Number of steps of the training.
         noise_multiplier: The noise multiplier of the mechanism, or one for each step.
             `experiment.noise_multiplier` is not used, because it is None if the noise is
             calibrated.
@@ -97,7 +97,7 @@ def plan(experiment: Experiment, lots, steps: int, model: keras.Model) -> Run:
         experiment: The settings. If `noise_multiplier` is None, the noise is calibrated to
             `epsilon`.
         lots: The `tfdp.data.Lots` of the training.
-        steps: How many steps the training takes.
+        steps: Number of steps of the training.
         model: The built model, private if the experiment is.
     """
     if not experiment.private:
@@ -131,7 +131,7 @@ def plan(experiment: Experiment, lots, steps: int, model: keras.Model) -> Run:
 
 
 def budget(experiment: Experiment) -> PrivacyBudget | None:
-    """Returns the budget of the training; None if the noise is given or insecure."""
+    """Returns the budget of the training. None if the noise is given or insecure."""
     epsilon, given = experiment.epsilon, (experiment.noise_multiplier, experiment.insecure_seed)
     if epsilon is None or given != (None, None):
         return None

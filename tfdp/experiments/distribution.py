@@ -22,18 +22,18 @@ def _strategy(kind: str, devices: int | None) -> tf.distribute.Strategy:
     names = _devices(devices)
     if len(names) < 2:
         raise ValueError(
-            f"--distribute={kind} found a single device. Leave it out; or pass --devices=2, which "
+            f"--distribute={kind} found a single device. Remove the flag; or pass --devices=2, which "
             "divides the CPU, to try it without GPUs."
         )
     return tf.distribute.MirroredStrategy(names)
 
 
 def _devices(number: int | None) -> list[str]:
-    """The names of the GPUs; without any, of so many parts of the CPU."""
+    """Returns the names of the GPUs, or without any, of `number` parts of the CPU."""
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
         if number is not None and number > len(gpus):
-            raise ValueError(f"--devices={number}, and there are {len(gpus)} GPUs. Pass fewer.")
+            raise ValueError(f"--devices={number}, but there are {len(gpus)} GPUs. Pass fewer.")
         return [f"GPU:{i}" for i in range(number or len(gpus))]
     (cpu,) = tf.config.list_physical_devices("CPU")
     parts = [tf.config.LogicalDeviceConfiguration()] * (number or 1)
@@ -42,6 +42,6 @@ def _devices(number: int | None) -> list[str]:
     found = len(tf.config.list_logical_devices("CPU"))
     if found < (number or 1):
         raise ValueError(
-            f"--devices={number}, and TensorFlow has started with {found}. Start a new process."
+            f"--devices={number}, but TensorFlow has started with {found}. Start a new process."
         )
     return [f"CPU:{i}" for i in range(number or 1)]

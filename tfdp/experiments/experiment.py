@@ -1,4 +1,4 @@
-"""Runs one experiment, from its settings to a trained model and its two guarantees."""
+"""`run`, which trains one experiment, evaluates the model and states both guarantees."""
 
 import csv
 import dataclasses
@@ -31,22 +31,22 @@ _TEST = "test_accuracy"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """The result of an experiment.
+    """The result of an experiment: the trained model, its accuracy and its guarantees.
 
     Attributes:
         experiment: The settings, including chosen defaults.
         model: The trained Keras model, whose weights are the release.
         runs: The accounted runs of the ledger.
-        test_accuracy: Accuracy of the released weights on the test split, from 0 to 1; with weight
-            noise, the mean over the experiment's `noise_draws` draws of it.
+        test_accuracy: Accuracy of the released weights on the test split, from 0 to 1. With weight
+            noise, the mean over the experiment's `noise_draws` draws.
         statement: Both guarantees at the experiment's delta and adjacency, with explanations.
-        seconds: Time of the whole training; without privacy, since it was last resumed.
-        history: For each of Keras' metrics, its value in every epoch.
-        notes: Sentences about the data, the words, the initial weights and what was frozen.
+        seconds: Seconds of the whole training; without privacy, since it was last resumed.
+        history: The values of each Keras metric, one for every epoch.
+        notes: Sentences about the data, the words, the initial weights and the frozen layers.
         restarts: Number of times that the training was resumed.
         lost_steps: Number of steps that are counted but not in the weights, because of a crash.
-        curve: ((number of epochs, test accuracy after them), ...), if `test_every` is set.
-        encoder: For a table, the Keras model from its columns to the inputs; else None.
+        curve: Pairs (number of epochs, test accuracy after them), if `test_every` is set.
+        encoder: For a table, the Keras model that maps its columns to the inputs. None for other data.
     """
 
     experiment: Experiment
@@ -70,7 +70,7 @@ class Result:
 
     @property
     def release(self) -> keras.Model:
-        """The model to write: `model`, which takes the columns of a table as they are."""
+        """The model that may be published: `model`, for a table with the encoder of its columns."""
         if self.encoder is None:
             return self.model
         outputs = plain_copy(self.model)(self.encoder.output)
@@ -100,17 +100,22 @@ def run(
     folder: RunFolder | None = None,
     checkpoint_every: int | None = None,
 ) -> Result:
-    """Trains a model, evaluates the release and computes both guarantees.
+    """Trains a model by its settings, evaluates the release and computes both guarantees.
+
+    It writes no result: `run_into` does, and `train.py` calls it.
 
     Args:
         experiment: The settings.
         verbose: As in `keras.Model.fit`.
         world: The canaries of an audit (a `tfdp.auditing.DiracWorld` or `ExampleWorld`), which
-            become part of the data and of the model; None trains without canaries.
-        folder: An entered folder, for TensorBoard's log and the state of the training, so that the
-            same call in another process resumes it after a crash; None writes neither.
-        checkpoint_every: Number of steps between two writes of the state; None writes it every ten
+            become part of the data and of the model. None trains without canaries.
+        folder: An entered folder for TensorBoard's log and the state of the training, so that the
+            same call in another process resumes it after a crash. None writes neither.
+        checkpoint_every: Number of steps between two writes of the state. None writes it every ten
             seconds. Without privacy it is written after each epoch.
+
+    Returns:
+        A `Result`, with the model, the test accuracy and the statement.
 
     Raises:
         ValueError: If the settings conflict with each other or with the data.
@@ -202,7 +207,7 @@ def _prepare(experiment, world) -> _Task:
 
 
 def _compile(task) -> Run:
-    """Compiles the model with the optimizer of the experiment; returns the planned run."""
+    """Compiles the model with the optimizer of the experiment, and returns the planned run."""
     experiment, model = task.experiment, task.model
     if experiment.private:
         make_private(
@@ -254,7 +259,7 @@ def _logged(folder) -> dict[int, dict]:
 
 
 def _fit(task, verbose, callbacks) -> dict[int, dict]:
-    """Trains whole epochs, then a short one for the rest; returns the metrics of every epoch."""
+    """Trains whole epochs, then a short one for the rest. Returns the metrics of every epoch."""
     per_epoch = task.lots.steps_per_epoch
     epochs: dict[int, dict] = {}
     whole, rest = divmod(task.steps, per_epoch)
@@ -298,7 +303,7 @@ def _evaluate(task, planned, epochs, seconds) -> Result:
 
 
 def _share_of_largest_class(dataset) -> list[str]:
-    """A sentence with the baseline of the test accuracy, if the test classes are uneven."""
+    """Returns a sentence with the baseline of the test accuracy, if test classes are uneven."""
     largest = np.bincount(dataset.y_test.ravel()).max() / dataset.y_test.size
     if dataset.y_test.ndim > 1 or largest <= 1.5 / dataset.num_classes:
         return []
@@ -327,7 +332,7 @@ def _finished_runs(task, planned) -> tuple[Run, ...]:
     rows = keras.tree.map_structure(operator.itemgetter(slice(64)), task.dataset.x_test)
     if not np.isfinite(model.predict(rows, verbose=0)).all():
         raise FloatingPointError(
-            "The model's output is not a finite number after training: it diverged; lower "
+            "The training diverged: the model's output is not a finite number. Use a smaller "
             "--learning_rate."
         )
     if experiment.private:
@@ -336,7 +341,7 @@ def _finished_runs(task, planned) -> tuple[Run, ...]:
 
 
 def _accuracy(released: keras.Model, x, y: np.ndarray, experiment: Experiment) -> float:
-    """Returns the accuracy of a released model; with weight noise, the mean over several draws."""
+    """Returns the accuracy of a released model, with weight noise the mean over several draws."""
     right = total = 0
     noisy = [la for la in layers_of(released, itself=True) if isinstance(la, NoisyWeights)]
     for _ in range(experiment.noise_draws if noisy else 1):
@@ -364,13 +369,13 @@ class _Curve(keras.callbacks.Callback):
         self._x, self._y, self._experiment, self._released = x, y, experiment, None
 
     def on_epoch_end(self, epoch, logs=None):
-        # Keras stores the values of a metric in order, so every epoch needs one.
+        # Keras stores the values of a metric in order, so every epoch needs a value.
         logs[_TEST] = math.nan
         if (epoch + 1) % self._experiment.test_every == 0:
             logs[_TEST] = _accuracy(self._release(), self._x, self._y, self._experiment)
 
     def _release(self):
-        """The current release."""
+        """Returns the current release, as it would be published now."""
         if self._released is None:
             self._released = plain_copy(self.model)
         else:

@@ -91,7 +91,7 @@ def main(argv: list[str]) -> int:
 
 
 def _check(points: list[Point], options: Options) -> None:
-    """Raises ValueError for flags of this command that conflict with the trainings."""
+    """Raises ValueError if flags of this command conflict with the settings of the trainings."""
     if options.audit and points[0].values:
         raise ValueError("--audit cannot be combined with --sweep.")
     if options.overwrite and points[0].values:  # when resumed, it would train finished points again
@@ -130,7 +130,7 @@ def _place(points: list[Point], options: Options) -> pathlib.Path:
 
 
 def _train(options: Options, point: Point, path: pathlib.Path) -> int:
-    """Trains and reports one point, or prints a correctable error; returns the exit status."""
+    """Trains and reports one point, or prints a correctable error. Returns the exit status."""
     # Entered before importing TensorFlow, so that an error about the folder comes at once.
     several = point.experiment.distribute == MULTI_WORKER
     kind = FollowedFolder if several and not run_folder.is_chief() else RunFolder
@@ -187,7 +187,7 @@ def _train_into(options: Options, folder: RunFolder, point: Point):
 
 
 def _announcement(of: Experiment) -> str:
-    """One line about a training that begins: mechanism, budget and settings."""
+    """Returns one line about a training that begins: mechanism, budget and settings."""
     if not of.private:
         privacy = "no privacy"
     elif of.noise_multiplier is not None:

@@ -1,4 +1,4 @@
-"""Prepares the data and the network of an experiment for training."""
+"""Loads the data of an experiment, and builds its network."""
 
 import dataclasses
 import re
@@ -18,8 +18,8 @@ from tfdp.layers import NoisyWeights
 from tfdp.models import NUM_TOKENS
 
 _TOKEN = re.compile(r"\w+|[^\w\s]")
-# With --normalization=private_batch: the weight of a lot in the running statistics (alpha), and their
-# share of the clipped vector.
+# With --normalization=private_batch: the weight of a lot in the running statistics (alpha), and the
+# share of these statistics in the clipped vector.
 _MOVING_RATE, _SHARE = 0.02, 0.2
 
 
@@ -56,16 +56,17 @@ def hash_tokens(texts: Collection[str], length: int, num_buckets: int = NUM_TOKE
     Nothing is learned from the private texts. A vocabulary built from them would be a separate
     release: a rare word in it reveals that somebody wrote the word. A hash depends only on the word.
 
-    Words are lower-cased; every punctuation mark is a separate token. The hash is CRC-32, which is
+    Words are lower-cased. Every punctuation mark is a separate token. The hash is CRC-32, which is
     equal on every machine and in every run (unlike Python's `hash`).
 
     Args:
         texts: The texts.
-        length: Tokens per row; longer texts are cut, shorter ones padded with 0 at the end.
-        num_buckets: Size of the id space, at least 2, including id 0, which is for padding.
+        length: Number of tokens in a row. Longer texts are cut, and shorter ones are padded with 0 at
+            the end.
+        num_buckets: Number of ids, at least 2, including id 0 for padding.
 
     Returns:
-        int32 array of shape (number of texts, length) with values in `[0, num_buckets)`.
+        An int32 array of shape (number of texts, length) with values in `[0, num_buckets)`.
     """
     rows = np.zeros((len(texts), length), np.int32)
     for row, text in zip(rows, texts, strict=True):
@@ -78,7 +79,7 @@ def build(experiment: Experiment, dataset: data.Dataset) -> tuple[keras.Model, t
     """Builds the network of an experiment with its initial weights and frozen layers.
 
     Returns:
-        (the network, sentences about the data and the network for the record and the model card).
+        The network, and sentences about the data and the network for the record and the model card.
 
     Raises:
         ValueError: If the settings do not fit the network, or the initial weights are not allowed.
@@ -116,7 +117,7 @@ def build(experiment: Experiment, dataset: data.Dataset) -> tuple[keras.Model, t
 
 
 def _with_weight_noise(model, experiment):
-    """Returns a model that computes with noisy weights; `model` itself without `weight_noise`."""
+    """Returns a model that computes with noisy weights, or `model` itself without `weight_noise`."""
     if not experiment.weight_noise:
         return model
     noisy = NoisyWeights(
@@ -144,7 +145,7 @@ def _private_statistics(experiment):
 
 
 def _set_embeddings(model: keras.Model, experiment: Experiment) -> None:
-    """Freezes the word vectors of a freshly drawn network, if the experiment says so.
+    """Freezes the word vectors of a fresh network, if the experiment says so.
 
     Frozen vectors have PyTorch's scale, as in the papers' models.
     """

@@ -1,7 +1,8 @@
-"""A user's own data by --dataset: `folder:PATH` of images or texts, and `csv:PATH`.
+"""The user's own data, by --dataset: `folder:PATH` of images or texts, and `csv:PATH`.
 
-Without --test, every fifth row is for testing. This depends only on the order of the rows, so
-replacing a record moves no other one. Adding or removing one does, so that adjacency needs --test.
+Without --test, every fifth row is for testing. This depends only on the order of the rows, so replacing
+a record moves no other record. Adding or removing one does, so the adjacency add_or_remove_one needs
+--test.
 
 This module imports TensorFlow and Keras only when data are loaded.
 """
@@ -33,7 +34,7 @@ def is_own(dataset: str) -> bool:
 
 
 def kind_of(dataset: str) -> str | None:
-    """Returns the kind of examples: "images", "rows", "texts" or "tables"; None if unknown."""
+    """Returns the kind of examples: "images", "rows", "texts", "tables", or None if unknown."""
     kind, path = place_of(dataset)
     if kind is None:
         return DATASETS[path].kind if path in DATASETS else None
@@ -63,7 +64,7 @@ def check_settings(experiment) -> None:
     if experiment.test is None and experiment.adjacency == "add_or_remove_one":
         raise ValueError(
             "--adjacency=add_or_remove_one needs --test: without it, every fifth row is for testing, "
-            "and adding or removing a row would change the others' use."
+            "so adding or removing a row would change which others are used for training."
         )
 
 
@@ -82,11 +83,11 @@ def check_files(experiment) -> None:
             what = "a folder" if there is os.path.isdir else "a file"
             raise ValueError(f"--{name}: {given} is not {what}.")
     if experiment.test is not None and os.path.samefile(path, os.path.expanduser(experiment.test)):
-        raise ValueError("--test is the training data. Choose other data, or leave it out.")
+        raise ValueError("--test names the training data. Choose other data, or remove the flag.")
 
 
 def load(experiment) -> Dataset:
-    """Loads the data of a user into memory.
+    """Loads the user's data into memory.
 
     Raises:
         ValueError: If files are missing, columns are not declared, or values are invalid.

@@ -1,4 +1,4 @@
-"""Public examples that resemble a private data set, for batch normalization and pre-training."""
+"""Public examples that resemble a private data set, for batch normalization."""
 
 from collections.abc import Sequence
 
@@ -7,8 +7,8 @@ import numpy as np
 from tfdp._validate import one_of, whole
 from tfdp.data.datasets import DATASETS, load_split
 
-# The source of public examples for each private dataset. KMNIST and CIFAR-100 (their test splits) are
-# those of SI-DPSGD, section 5; "strokes" is random and needs no download.
+# The source of public examples for each private data set. KMNIST and CIFAR-100 (their test splits) are
+# used in SI-DPSGD, section 5. "strokes" is random and needs no download.
 # CIFAR-100 itself is for pre-training without privacy.
 PUBLIC = {"mnist": "kmnist", "cifar10": "cifar100", "digits": "strokes", "cifar100": "cifar100"}
 
@@ -17,21 +17,21 @@ _POINTS = 16  # number of points at which a stroke is sampled
 
 
 def public_examples(name: str, count: int, source: str | None = None, seed: int = 0) -> np.ndarray:
-    """Draws public examples that are disjoint from the private dataset.
+    """Draws public examples that are disjoint from the private data set.
 
     Args:
-        name: The private dataset, a key of `PUBLIC`.
+        name: Name of the private data set, a key of `PUBLIC`.
         count: Number of examples, at least 1.
-        source: "kmnist", "cifar100" or "strokes"; None takes the source in `PUBLIC`.
+        source: "kmnist", "cifar100" or "strokes". None takes the source in `PUBLIC`.
         seed: Seed of the draw, which is public.
 
     Returns:
-        float32 array of shape (count, height, width, channels), preprocessed like the private data.
+        A float32 array of shape (count, height, width, channels), preprocessed like the private data.
 
     Raises:
-        ValueError: If the dataset has no public counterpart, the source has images of another
+        ValueError: If the data set has no public counterpart, the source has images of another
             shape, or the count is out of range.
-        DataUnavailable: See `tfdp.data.load`.
+        DataUnavailable: If the source is not on this machine and cannot be downloaded.
     """
     one_of("name", name, sorted(PUBLIC), remedy="Use one with a public counterpart.")
     shape, source = DATASETS[name].input_shape, source or PUBLIC[name]

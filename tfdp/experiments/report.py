@@ -1,4 +1,4 @@
-"""Reports of an experiment: the final table, the model card and the record in run.json."""
+"""Reports a result: in the final table, the model card and the record in run.json."""
 
 import math
 
@@ -16,7 +16,7 @@ from tfdp.experiments.run_folder import PICTURE
 
 
 def record(result: Result) -> dict:
-    """Returns the JSON-safe record of what was executed; `RunFolder` adds the settings."""
+    """Returns the JSON-safe record of an executed experiment. `RunFolder` adds the settings."""
     run = result.run
     return {
         "num_examples": run.sampling.num_examples,
@@ -52,12 +52,12 @@ def card(result: Result, picture: bool = False) -> str:
 
 
 def print_table(result: Result, console: Console | None = None, folder: str | None = None) -> None:
-    """Prints a summary of the results, verdict first; the model card has the full statement.
+    """Prints a summary of a result, verdict first. The model card has the full statement.
 
     Args:
         result: The result.
-        console: The console to print to; by default the terminal.
-        folder: The folder of the result, as shown to the user; None omits it.
+        console: The console to print to. By default the terminal.
+        folder: The folder of the result, as shown to the user. None omits it.
     """
     said, console = result.statement, console or Console()
     table = Table(show_header=False, box=None, pad_edge=False)
@@ -86,7 +86,7 @@ def one_line(result: Result) -> str:
 
 
 def _facts(result) -> list[tuple[str, str]]:
-    """The training and its accuracy in words, with headings."""
+    """Returns pairs (heading, text) about the training and its accuracy."""
     experiment, run = result.experiment, result.run
     title = getattr(result.model.optimizer, "title", "no privacy")
     noise = f", noise multiplier {_noise(run)}" if experiment.private else ""

@@ -1,4 +1,4 @@
-"""The folder of a run: an unfinished training, and then its complete result.
+"""The folder of a result, which appears only when it is complete, and of its unfinished training.
 
     NAME/               model.keras, run.json, model_card.md, privacy.png, tensorboard/
     NAME.unfinished/    the training that makes NAME; only its owner may enter it
@@ -40,18 +40,23 @@ _LOCK, _SETTINGS, _RESULT, _PREVIOUS = "lock", "settings.json", "result", "previ
 
 
 class ResultError(ValueError):
-    """A result cannot be, or was not, written."""
+    """Error for a result that cannot be, or was not, written."""
 
 
 class ResultExists(ResultError):
-    """A finished result with the same settings already exists."""
+    """Error for a finished result with the same settings, which is already there."""
 
 
 def read_record(folder: str | os.PathLike) -> dict:
-    """Returns the content of run.json; an empty dictionary if it does not exist.
+    """Reads run.json, the record of a training, from the folder of its result.
+
+    The record has the settings, the steps, the test accuracy and both guarantees.
 
     Args:
-        folder: The folder of a result.
+        folder: Path of the folder of a result, which `train.py` or `run_into` wrote.
+
+    Returns:
+        The content of run.json. An empty dictionary if the file does not exist.
 
     Example:
         >>> from tfdp.experiments import read_record
@@ -73,25 +78,29 @@ def check_sweep_folder(folder: str | os.PathLike) -> None:
 
 
 class RunFolder:
-    """Writes one result: `with RunFolder(path, experiment) as folder: ... folder.commit(...)`.
+    """A context manager for the folder of one result, from the first step to the complete files.
 
-    Entering locks `NAME.unfinished` for this process. Leaving without `commit` keeps a training that
-    has begun, and does not change an earlier result.
+    `with RunFolder(path, experiment) as folder: run_into(folder)` trains and writes a result. After a
+    crash the same code resumes the training. The folder appears only when the result is complete.
+
+    Entering locks the folder `NAME.unfinished` for this process. Leaving without `commit` keeps a
+    training that has begun, and does not change an earlier result.
 
     Args:
-        path: The folder of the finished result.
+        path: Path of the folder of the finished result.
         experiment: The settings of the training.
-        overwrite: Whether to replace an earlier result. Other folders are never replaced.
+        overwrite: Whether to replace an earlier result. Other folders are never replaced. False by
+            default.
 
     Attributes:
-        path: Absolute path of the result.
-        experiment: The settings.
+        path: Absolute path of the folder of the result.
+        experiment: The settings of the training.
         restarts: Number of times that the training was resumed, set by `begin`.
 
     Raises:
-        ResultError: If entering, `begin` or `commit` is not possible: a result or an unfinished
-            training has other settings, another process is writing the result, or a file cannot be
-            written. Entering raises `ResultExists` for a finished result of the same settings.
+        ResultError: If a result or an unfinished training has other settings, another process is
+            writing the result, or a file cannot be written. Entering, `begin` and `commit` raise it.
+        ResultExists: If there is a finished result with the same settings. Entering raises it.
 
     Example:
         >>> import keras
@@ -133,7 +142,7 @@ class RunFolder:
         return os.path.isdir(self._in(_RESULT))
 
     def begin(self) -> None:
-        """Begins the training, or resumes the unfinished one; call it before the first step."""
+        """Begins the training, or resumes the unfinished one. Call it before the first step."""
         try:
             if self.resumable:
                 self.restarts = self._about()["restarts"] + 1
@@ -148,7 +157,7 @@ class RunFolder:
             raise self.not_written(error) from error
 
     def discard(self) -> None:
-        """Discards the unfinished training, of which nothing may be released afterwards."""
+        """Discards the unfinished training. Nothing of it may be released afterwards."""
         self._restore_previous()
         for name in (_RESULT, *os.listdir(self.unfinished)):  # `result`, the mark, first
             path = self._in(name)
@@ -185,7 +194,7 @@ class RunFolder:
         """Returns the error for a file that could not be written."""
         then = ""
         if self.resumable:
-            then = " The training is saved: correct this, and the same command resumes it."
+            then = " The training is saved. Correct this, then the same command resumes it."
         return ResultError(f"The result {self.path} could not be written: {error}.{then}")
 
     def __enter__(self):
@@ -292,17 +301,17 @@ class RunFolder:
 
 
 class FollowedFolder(RunFolder):
-    """The folder of a result that another machine, the chief, writes: this process only reads it."""
+    """The folder of a result that another machine, the chief, writes. This process only reads it."""
 
     def begin(self) -> None:
-        """Leaves the beginning to the chief."""
+        """Does nothing: the chief begins the training."""
 
     def __enter__(self):
         self._check_target()
         return self
 
     def __exit__(self, *exception):
-        """Leaves the folder as it is."""
+        """Does nothing: the folder stays as it is."""
 
 
 def is_chief() -> bool:
@@ -318,7 +327,7 @@ def _identity(experiment: Experiment) -> dict:
     """Returns facts that are equal if one training may resume, or replace, the other.
 
     These are the recorded settings, the content of the initial weights, and whether the noise has a
-    seed, which itself is never written.
+    seed. The seed itself is never written.
     """
     same = experiment.recorded()
     if (weights := experiment.initial_weights) is not None:
@@ -328,7 +337,7 @@ def _identity(experiment: Experiment) -> dict:
 
 
 def _locked(folder) -> int:
-    """Creates a folder and locks it for this process; returns the descriptor of the lock."""
+    """Creates a folder and locks it for this process. Returns the descriptor of the lock."""
     while True:
         os.makedirs(folder, 0o700, exist_ok=True)
         path = os.path.join(folder, _LOCK)

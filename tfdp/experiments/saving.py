@@ -1,4 +1,4 @@
-"""Runs an experiment and writes its complete result into a folder."""
+"""`run_into`, which trains an experiment and writes its complete result into a folder."""
 
 import functools
 import importlib.util
@@ -16,12 +16,17 @@ from tfdp.training.export import export
 def run_into(
     folder: RunFolder, verbose: int | str = "auto", checkpoint_every: int | None = None
 ) -> Result:
-    """Runs the experiment of an entered folder and commits its log, release, record and model card.
+    """Trains the experiment of a folder, and writes the release, run.json, model card and log into it.
+
+    This is what `train.py` does. A training that a crash interrupted is resumed.
 
     Args:
-        folder: The entered folder of the result.
+        folder: A `RunFolder` that was entered, with the settings.
         verbose: As in `keras.Model.fit`.
-        checkpoint_every: Number of steps between checkpoints for resuming, as in `run`.
+        checkpoint_every: Number of steps between two writes of the state, as in `run`.
+
+    Returns:
+        The `Result`, as from `run`.
 
     Raises:
         ResultError: If a file could not be written.

@@ -318,7 +318,7 @@ class Experiment:
         return {name: getattr(self, name) for name, known in SETTINGS.items() if known.recorded}
 
     def _changed(self) -> dict:
-        """The recorded settings that are not defaults."""
+        """Returns the recorded settings that are not defaults."""
         return {n: v for n, v in self.recorded().items() if v != SETTINGS[n].default}
 
     def __repr__(self):
@@ -326,7 +326,7 @@ class Experiment:
         return f"Experiment({', '.join(changed)})"
 
     def __str__(self):
-        """The flags of the recorded settings that are not defaults, as they would be typed."""
+        """Returns the flags of the recorded settings that are not defaults, as one would type them."""
         return shlex.join(flag_of(name, value) for name, value in self._changed().items())
 
     def __post_init__(self):
@@ -347,9 +347,9 @@ class Experiment:
 
 
 def check_together(experiment: Experiment) -> None:
-    """Raises ValueError if valid settings conflict.
+    """Raises ValueError if settings conflict that are valid by themselves.
 
-    It checks conflicts that nothing else finds, or finds only after a download.
+    It checks conflicts that would not be found elsewhere, or only after a download.
     """
     check_model(experiment, kind_of(experiment.dataset))
     public = experiment.public_data or PUBLIC.get(experiment.dataset)
@@ -367,7 +367,7 @@ def check_together(experiment: Experiment) -> None:
 
 
 def check_model(experiment: Experiment, kind: str | None) -> None:
-    """Raises ValueError if the network does not support a kind of examples; None passes."""
+    """Raises ValueError if the network does not support a kind of examples. None passes."""
     fitting = {
         "images": IMAGE_MODELS,
         "rows": TEXT_MODELS,

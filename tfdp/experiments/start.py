@@ -44,8 +44,8 @@ def check_public(experiment: Experiment, path: str) -> str:
     """Describes the training that produced a file of weights, from the run.json beside it.
 
     Raises:
-        ValueError: For a private experiment, the weights come from a private training, whose cost
-            the new release would not record, or from a training on the same data.
+        ValueError: If the experiment is private, and the weights come from a private training, whose
+            cost the new release would not record, or from a training on the same data.
     """
     before = read_record(os.path.dirname(os.path.realpath(path))).get("settings", {})
     mechanism, dataset = before.get("mechanism", NONE), before.get("dataset", "unknown data")
@@ -65,7 +65,7 @@ def check_public(experiment: Experiment, path: str) -> str:
 
 
 def _source(dataset: str) -> str:
-    """The data set's name in tensorflow_datasets without a version, or the path of user data."""
+    """Returns the name in tensorflow_datasets without a version, or the path of the user's data."""
     kind, path = place_of(dataset)
     if kind is not None:
         return os.path.realpath(path)
@@ -74,9 +74,9 @@ def _source(dataset: str) -> str:
 
 
 def load(model: keras.Model, path: str) -> tuple[str, ...]:
-    """Loads weights of the same network; an output layer that does not fit keeps its initial weights.
+    """Loads weights of the same network from a file.
 
-    The network keeps its public examples.
+    An output layer that does not fit keeps its initial weights. The network keeps its public examples.
 
     Args:
         model: A built network with fresh weights.
@@ -139,7 +139,10 @@ def output_layers(model: keras.Model) -> list[keras.Layer]:
 
 
 def freeze(model: keras.Model, trainable: str) -> tuple[str, ...]:
-    """Freezes all layers except those that match `trainable`, such as "logits,dense_*"; returns these.
+    """Freezes all layers except those that match `trainable`, such as "logits,dense_*".
+
+    Returns:
+        The names of the layers that stay trainable.
 
     Raises:
         ValueError: If a name or pattern matches no layer with trainable weights.

@@ -18,20 +18,25 @@ from tfdp.experiments.run_folder import read_record
 def train_points(points: Sequence[Point], folder: Path, train: Callable[[Point, Path], int]) -> int:
     """Trains every point, and prints a table of the results and the cost of the whole search.
 
-    If a point fails, its error is printed, and the other points are still trained. The same
-    command resumes an interrupted sweep: finished points are not trained again.
+    If a point fails, its error is printed, and the other points are still trained. The same command
+    resumes an interrupted sweep: finished points are not trained again.
 
     Args:
         points: The points to train.
         folder: The folder that contains the folders of the points.
-        train: A function that trains a point into a folder, and returns 0, or the status of an
-            error that it has printed; the status returned is 2 if there was one.
+        train: A function that trains a point into a folder, and returns 0, or the exit status of an
+            error that it has printed.
+
+    Returns:
+        The exit status: 0, or 2 if a point failed.
     """
     finished = []
     for number, point in enumerate(points, 1):
         print(f"\nPoint {number} of {len(points)}: {point.name}", flush=True)
         if "keras" in sys.modules:  # frees the graphs of the previous point
-            with Interruptions():  # it would be lost in a callback of Python's garbage collector
+            with (
+                Interruptions()
+            ):  # Ctrl-C would be lost in a callback of Python's garbage collector
                 sys.modules["keras"].utils.clear_session()
         try:
             finished.append(train(point, folder / point.name) == 0)
@@ -67,7 +72,7 @@ def _print_summary(points, finished, folder):
 
 
 def _together(private) -> str:
-    """The total cost of a sweep, since choosing among trainings releases all of them."""
+    """Returns a sentence with the total cost, since choosing among trainings releases all of them."""
     kinds = {(of.dataset, of.delta, of.adjacency) for of, _ in private}
     runs = [Run.from_dict(run) for _, record in private for run in record["runs"]]
     if len(kinds) != 1 or len(runs) < 2:

@@ -27,14 +27,14 @@ _LINE = re.compile(r"(.+?)\s*:\s*(number|category|ignore)\b\s*(.*)")
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-    """A column of numbers, clipped to [low, high] and scaled to [-1, 1], and a missing indicator."""
+    """A column of numbers: clipped to [low, high] and scaled to [-1, 1], with a missing indicator."""
 
     low: float
     high: float
     dtype: ClassVar[str] = "float32"
 
     def parsed(self, texts: Sequence[str], name: str) -> np.ndarray:
-        """Returns float32 [rows]; NaN is missing."""
+        """Returns the numbers, float32 [rows], with NaN for missing ones."""
         numbers = np.full(len(texts), np.nan, np.float32)
         for row, text in enumerate(texts):
             if text not in MISSING:
@@ -45,7 +45,7 @@ class Number:
         return numbers
 
     def encoded(self, numbers):
-        """Returns float32 [rows, 2] of numbers [rows]; missing ones get the middle of the range."""
+        """Encodes numbers [rows] as float32 [rows, 2]. Missing ones get the middle of the range."""
         ops = importlib.import_module("keras.ops")
         missing = ops.isnan(numbers)
         known = ops.where(missing, (self.low + self.high) / 2, numbers)
@@ -55,24 +55,24 @@ class Number:
 
 @dataclasses.dataclass(frozen=True)
 class Category:
-    """A column of words: one-hot, with extra entries for missing and undeclared words."""
+    """A column of words: one-hot, with two more entries for missing and undeclared words."""
 
     values: tuple[str, ...]
     dtype: ClassVar[str] = "string"
 
     def parsed(self, texts: Sequence[str], name: str) -> np.ndarray:
-        """Returns texts [rows]; "" is missing."""
+        """Returns the texts, [rows], with "" for missing ones."""
         kept = (text if text in self.values or text not in MISSING else "" for text in texts)
         return np.array([*kept], object)
 
     def encoded(self, words):
-        """Returns float32 [rows, 2 + values] of words [rows]."""
+        """Encodes words [rows] as float32 [rows, 2 + values]."""
         keras = importlib.import_module("keras")
         lookup = keras.layers.StringLookup(vocabulary=[*self.values], mask_token="")
         return keras.ops.one_hot(lookup(words), 2 + len(self.values))
 
     def indices(self, texts: Sequence[str], name: str) -> np.ndarray:
-        """Returns the labels, int32. Raises ValueError for an undeclared value."""
+        """Returns the class indices, int32 [rows]. Raises ValueError for an undeclared class."""
         for row, text in enumerate(texts):
             if text not in self.values:
                 raise ValueError(
@@ -158,10 +158,10 @@ def check_declared(
         raise ValueError(f"{path} has no column {absent[0]!r}, which --columns declares.")
     if lines := [_template(n, texts, label) for n, texts in table.items() if n not in columns]:
         raise ValueError(
-            "Declare every column in a file, and pass it as --columns. Ranges and categories have "
-            "to be public knowledge: values looked up in private rows are not, and the "
-            "statement does not cover them. 'name: ignore' leaves a column out, such as an id. Missing "
-            "lines, with the types that the rows seem to have:\n" + "\n".join(lines)
+            "Some columns are not declared. Declare every column in a file, and pass it as --columns. "
+            "Ranges and categories must be public knowledge: values looked up in private rows are not, "
+            "and the statement does not cover them. 'name: ignore' leaves a column out, such as an id. "
+            "Missing lines, with the types that the rows seem to have:\n" + "\n".join(lines)
         )
     classes = columns[label]
     if not isinstance(classes, Category) or len(classes.values) < 2:
@@ -179,9 +179,9 @@ def _template(name: str, texts: Sequence[str], label: str) -> str:
 
 
 def encoder_of(columns: Columns, label: str) -> Any:
-    """Returns the `keras.Model` from columns by name to inputs, float32 [rows, width].
+    """Returns a `keras.Model` that maps columns, by name, to inputs, float32 [rows, width].
 
-    It has only Keras layers. A missing number is NaN, and a missing word "". In names, "|" replaces
+    It has only Keras layers. A missing number is NaN, and a missing word is "". In names, "|" replaces
     "/", which Keras does not allow.
     """
     keras = importlib.import_module("keras")
@@ -200,7 +200,7 @@ def encode(
     label: str,
     encoder: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the inputs, float32 [rows, width], and the labels, int32 [rows], of a table."""
+    """Encodes a table: returns the inputs, float32 [rows, width], and the labels, int32 [rows]."""
     tensorflow = importlib.import_module("tensorflow")
     inputs, undeclared = {}, {}
     for name, column in columns.items():

@@ -1,12 +1,13 @@
-"""Checks on this machine and its devices that sums, bounds, noise and counting are right.
+"""Checks that tfdp computes sums, bounds, noise and counts correctly on this machine and its devices.
 
     python -m tfdp.selftest              # one to two minutes; exit code 1 if a check fails
     python -m tfdp.selftest --modes=xla  # one way of running a step only
     python -m tfdp.selftest --json
 
-Private training depends on how TensorFlow, its drivers and compilers compute. A GPU that multiplies
-with fewer digits, or a compiler that draws other random numbers, would not show in a loss curve. The
-checks use the public interface only, and compare with plain Keras and NumPy.
+Run it once on a new machine, or with another version of TensorFlow or a driver. Private training
+depends on how TensorFlow, its drivers and compilers compute. A GPU that multiplies with fewer digits,
+or a compiler that draws other random numbers, would not show in a loss curve. The checks use the
+public interface only, and compare with plain Keras and NumPy.
 """
 
 import dataclasses
@@ -16,15 +17,16 @@ import time
 from collections.abc import Iterator, Sequence
 
 MODES = ("eager", "graph", "xla", "bfloat16", "tensor_float_32")
-# What differs on a GPU only: a graph whose own passes multiply in TensorFloat-32.
+# Modes that differ on a GPU only: a graph whose own passes multiply in TensorFloat-32.
 ON_GPUS = ("tensor_float_32",)
 # XLA in TensorFlow 2.21 has no convolution with a bias where TensorFloat-32 is turned off.
 _ROUNDED = ("tensor_float_32", "xla")
 _ROWS, _CLIP = 8, 1.0
-# Weights that get noise, and the largest deviation in standard errors. Of the 544 statistics of right
-# noise, one is beyond it once in a million runs of all checks; two thirds of the noise are 94 off.
+# Number of weights that get noise, and the largest allowed deviation in standard errors. With correct
+# noise, one of the 544 statistics is beyond it once in a million runs of all checks. Two thirds of the
+# noise deviate by 94.
 _WEIGHTS, _DEVIATION = 40_000, 6.0
-# bfloat16 keeps 8 binary digits of the numbers between layers, TensorFloat-32 11 of the factors.
+# bfloat16 keeps 8 binary digits of the numbers between layers. TensorFloat-32 keeps 11 of the factors.
 _TOLERANCES = {"bfloat16": 0.05}
 _ROUNDED_TOLERANCE = 0.01
 _TOLERANCE = 1e-4
@@ -32,14 +34,14 @@ _TOLERANCE = 1e-4
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """The result of one check.
+    """The result of one check of the self-test.
 
     Attributes:
-        mode: One of `MODES`.
-        name: What was checked.
-        passed: Whether it holds.
-        measured: The numbers, in words.
-        seconds: How long it took, tracing included.
+        mode: The way in which steps ran, one of `MODES`.
+        name: The quantity that was checked, and the way to compute it.
+        passed: Whether the check passed.
+        measured: The measured numbers and their limits, in words.
+        seconds: Seconds that the check took, including tracing.
     """
 
     mode: str
@@ -55,8 +57,8 @@ class _Way:
 
     Attributes:
         name: The way in words.
-        engine: An argument of `tfdp.make_private`.
-        chunk: The physical batch size, or None for whole lots.
+        engine: The argument of `tfdp.make_private`.
+        chunk: The physical batch size. None for whole lots.
         together: Number of rows whose mean gradient is clipped.
     """
 
@@ -67,7 +69,7 @@ class _Way:
 
 
 _WAYS = (_Way("ghost engine", "ghost"), _Way("vectorized engine", "vectorized"))
-# For dense layers, where steps are compiled, which is where these ways differ between machines.
+# Only for dense layers in compiled steps, where these ways may differ between machines.
 _MORE_WAYS = (
     _Way("loop engine, chunks", "loop", chunk=3),  # does not divide the lot
     _Way("ghost engine, chunks of microbatches", "ghost", chunk=4, together=2),
@@ -76,15 +78,19 @@ _MORE_WAYS = (
 
 
 def checks(modes: Sequence[str] = MODES) -> Iterator[Check]:
-    """Runs the checks and yields their results one by one.
+    """Runs the checks of the self-test and yields their results one by one.
 
     Args:
-        modes: Some of `MODES`: "eager"; "graph", a compiled graph; "xla"; "bfloat16", a graph with
-            the policy mixed_bfloat16; "tensor_float_32", a graph with TensorFloat-32, which XLA has
-            here, too. In the other modes it is off; a CPU does not have it.
+        modes: The ways to run steps, some of `MODES`: "eager"; "graph", a compiled graph; "xla", with
+            TensorFloat-32; "bfloat16", a graph with the policy mixed_bfloat16; "tensor_float_32", a
+            graph with TensorFloat-32. TensorFloat-32 is off in the other modes, and a CPU does not
+            have it.
+
+    Yields:
+        A `Check` for each mode and quantity.
 
     Raises:
-        ValueError: If there is no such mode.
+        ValueError: If a mode does not exist.
     """
     from tfdp._validate import one_of
 
@@ -104,7 +110,7 @@ def _timed(mode, name, function, *arguments):
     start = time.perf_counter()
     try:
         passed, measured = function(mode, *arguments)
-    except Exception as error:  # whatever it is, it belongs into the table
+    except Exception as error:  # every error is a result
         passed, measured = False, f"{type(error).__name__}: {str(error).strip()[:300]}"
     return Check(mode, name, bool(passed), measured, time.perf_counter() - start)
 
@@ -134,7 +140,7 @@ _KINDS = {"dense": _dense, "convolution": _convolution, "tokens": _tokens}
 
 
 def _model(kind):
-    """Returns (model, inputs, labels); model and data are the same in every call."""
+    """Returns (model, inputs, labels), the same in every call."""
     import keras
     import numpy as np
 
@@ -156,7 +162,7 @@ def _loss():
 
 
 class _Policy:
-    """Context in which layers are made, and products are computed, as a mode says."""
+    """Context in which layers are made and products are computed by a mode's precision."""
 
     def __init__(self, mode):
         self._policy = "mixed_bfloat16" if mode == "bfloat16" else "float32"
@@ -191,7 +197,7 @@ def _flat(weights):
 
 
 class _Step:
-    """A step without noise, which is traced once."""
+    """A step without noise, which is traced only once."""
 
     def __init__(self, mode, kind, way):
         import tfdp
@@ -244,10 +250,10 @@ def _sum(mode, kind, way):
 
 
 def _bound(mode, kind, way):
-    """One example is huge, not finite or absent: the sum moves by at most the clip norm.
+    """Checks that a huge, non-finite or absent example moves the sum by at most the clip norm.
 
-    Where means of several rows are clipped, the mean moves from one side of the ball to the other at
-    most, by twice the clip norm.
+    If means of several rows are clipped, a mean moves at most from one side of the ball to the other,
+    by twice the clip norm.
     """
     import numpy as np
 
@@ -261,17 +267,16 @@ def _bound(mode, kind, way):
             changed = x.copy()
             changed[-1] = value
             moved.append(np.linalg.norm(step.sum(changed, y, present) - without))
-    # The weights, from which the sum is read, are rounded.
+    # The sum is computed from weights, which are rounded.
     limit = _CLIP * (1 if way.together == 1 else 2) * (1 + 1e-4)
     return max(moved) <= limit, f"moved by {max(moved):.6f} (at most {limit:g})"
 
 
 def _drawn(mode, multiplier, steps):
-    """Trains a new model; returns the noise of its steps, in units of the accounted noise.
+    """Trains a new model, and returns the noise of its steps in units of the accounted noise.
 
-    The gradients are clipped sums as in any training. They are small beside the noise of so many
-    weights, and left in. Two layers have the same inputs, so that noise that repeats between variables
-    shows.
+    The result includes the sums of clipped gradients, which are small beside the noise of so many
+    weights. Two layers have the same inputs, so that noise that repeats between variables is detected.
     """
     import keras
     import numpy as np
@@ -313,11 +318,11 @@ def _noise(mode):
         deviations.append(abs(noise.mean()) / error)
         deviations.append(abs(noise.std() - 1.0) / (error / math.sqrt(2)))
         deviations.append(abs((noise[1:] * noise[:-1]).mean()) / error)
-        # Of a normal distribution, 4.55% are beyond two standard deviations.
+        # 4.55% of a normal distribution are beyond two standard deviations.
         beyond = math.erfc(math.sqrt(2.0))
         spread = math.sqrt(beyond * (1 - beyond)) * error
         deviations.append(abs((np.abs(noise) > 2.0).mean() - beyond) / spread)
-    # No part of the noise is that of another one: quarters of a step (each variable has two), steps.
+    # No two quarters of the noise, of any steps, are correlated. A variable has two quarters.
     quarters = [quarter for noise in drawn for quarter in np.split(noise, 4)]
     for a, b in itertools.combinations(quarters, 2):
         deviations.append(abs((a * b).mean()) / (2 * error))
@@ -353,7 +358,7 @@ def _counting(mode):
         sampling=Poisson(num_examples=examples, lot_size=_ROWS),
         steps=steps,
     )
-    # The run that was trained may know more, such as the largest lot; it never states less.
+    # The trained run may have further facts, such as the largest lot. It never states less.
     expected = proven(run, delta=delta).epsilon
     right = counted == iterations == steps and math.isclose(stated, expected, rel_tol=0.02)
     return right, f"{counted} of {steps} steps, epsilon {stated:.4f} (expected {expected:.4f})"

@@ -1,4 +1,4 @@
-"""The command `python -m tfdp.selftest`: prints the checks, and ends with code 1 if one fails."""
+"""The command `python -m tfdp.selftest`, which prints the checks, and exits with 1 if one fails."""
 
 import dataclasses
 import json
@@ -43,7 +43,8 @@ class Options:
     """Flags of the command."""
 
     modes: str | None = setting(
-        f"A list with commas; by default all that differ here, of {', '.join(MODES)}.",
+        "The ways to run steps, separated by commas; by default all that differ on this machine, of "
+        f"{', '.join(MODES)}.",
         group="Checks",
     )
     json: bool = setting("Prints JSON for programs.", False)
@@ -62,7 +63,7 @@ def _options(arguments: Sequence[str]) -> Options:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code."""
+    """Runs the command and returns its exit code."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
         options = _options(sys.argv[1:] if arguments is None else arguments)
@@ -85,7 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps({"devices": _devices(), "checks": rows}, indent=2))
     else:
         seconds = sum(check.seconds for check in found)
-        print(f"{len(found) - len(failed)} of {len(found)} checks hold, in {seconds:.0f} seconds.")
+        print(
+            f"{len(found) - len(failed)} of {len(found)} checks passed, in {seconds:.0f} seconds."
+        )
     return 1 if failed else 0
 
 
