@@ -98,7 +98,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments=None) -> int:
-    """Measures what the flags ask for and prints tables; returns the exit status."""
+    """Measures as the flags say and prints tables. Returns the exit status."""
     made = parser()
     flags = made.parse_args(arguments)
     if flags.device == "gpu":

@@ -1,6 +1,6 @@
-"""Drawing and reading: a hundred million records, and lots from several sources beside `tf.data`.
+"""Measures drawing and reading: a hundred million records, and lots from sources beside `tf.data`.
 
-`python -m benchmarks.data` prints three tables. Each figure is the median of rounds in which the ways
+`python -m benchmarks.data` prints three tables. Each figure is a median over rounds, in which the ways
 of reading take turns, in milliseconds of wall time.
 """
 
@@ -42,12 +42,12 @@ class Synthetic:
 
 
 def peak_mib() -> float:
-    """The largest resident memory of this process so far."""
+    """Returns the largest resident memory of this process so far, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def draws() -> list[tuple]:
-    """(scheme, lot size, ms for the first lot, ms for a later one) at a hundred million records."""
+    """Returns rows (scheme, lot size, ms for the first lot, ms for a later one), at 10^8 records."""
     words, found = Words.of_seed(1), []
     for sampling in ("poisson", "fixed_size", "with_replacement", "shuffle", "random_allocation"):
         for lot_size in (256, 65_536):
@@ -58,19 +58,19 @@ def draws() -> list[tuple]:
 
 
 def timed(function, *arguments) -> float:
-    """Milliseconds of one call."""
+    """Returns the milliseconds of one call."""
     started = time.perf_counter()
     function(*arguments)
     return 1e3 * (time.perf_counter() - started)
 
 
 def drain(iterator, count: int) -> None:
-    """Reads some lots and keeps none: memory for lots that are kept would be new each time."""
+    """Reads some lots and keeps none, because kept lots would need new memory each time."""
     collections.deque(itertools.islice(iterator, count), maxlen=0)
 
 
 def training() -> tuple[float, float]:
-    """(ms of a plain Keras step on `tf.data`, ms of a private step) on lots of 256 of the records."""
+    """Returns (ms of a plain Keras step on `tf.data`, ms of a private step), on lots of 256 records."""
 
     def model():
         return keras.Sequential(
@@ -107,7 +107,7 @@ def training() -> tuple[float, float]:
 
 
 def keeping_up() -> list[tuple]:
-    """(lot size, ms of a step of plain Keras that is fed by lots, by `tf.data`, by `fit`) on arrays."""
+    """Returns rows (lot size, ms of a plain Keras step on lots, on `tf.data`, by `fit`), on arrays."""
     rng, found = np.random.default_rng(0), []
     x, y = rng.random((20_000, 784), np.float32), rng.integers(0, 10, 20_000)
     dense = [keras.layers.Dense(units, "relu") for units in (128, 128)]
@@ -131,7 +131,7 @@ def keeping_up() -> list[tuple]:
 
 
 def array_record(path: pathlib.Path, x: np.ndarray, y: np.ndarray):
-    """A file of records, one for each row, and its reader."""
+    """Writes a file of records, one for each row, and returns its reader."""
     from array_record.python import array_record_data_source, array_record_module
 
     writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1")
@@ -142,7 +142,7 @@ def array_record(path: pathlib.Path, x: np.ndarray, y: np.ndarray):
 
 
 def sources(folder: pathlib.Path, examples: int = 20_000, lot_size: int = 256) -> dict:
-    """Milliseconds for a lot from each kind of source, and for a batch by Keras from the same."""
+    """Returns the milliseconds for a lot from each kind of source, and for a batch by Keras."""
     rng = np.random.default_rng(0)
     x = rng.integers(0, 255, (examples, 32, 32, 3), np.uint8)
     y = rng.integers(0, 10, examples)
@@ -215,7 +215,7 @@ def sources(folder: pathlib.Path, examples: int = 20_000, lot_size: int = 256) -
         made = PyDatasetAdapter(batches, shuffle=False)
         made.on_epoch_begin()
         dataset = made.get_tf_dataset()
-        dataset.finish = made.on_epoch_end  # else its workers go on beside the next way
+        dataset.finish = made.on_epoch_end  # otherwise its workers would run beside the next way
         return dataset
 
     def of_keras():

@@ -4,9 +4,9 @@
     python -m benchmarks.devices --machines     # two processes that stand for two machines
 
 On devices, plain Keras trains by `fit` under the same strategy. On machines, plain Keras 3.15 cannot,
-so the private `fit` is beside a plain loop by `strategy.run`. Each configuration has its own process.
-The output is a table of milliseconds; where devices share cores, the second device adds no speed, and
-the noise is drawn once more.
+so the private `fit` is compared with a plain loop by `strategy.run`. Each configuration has its own
+process. The output is a table of milliseconds. Where devices share cores, the second device adds no
+speed, and the noise is drawn once more.
 """
 
 import argparse
@@ -50,9 +50,9 @@ def measured(model: str, subject: str, devices: int) -> float:
     """Returns the median milliseconds of a step in this process.
 
     Args:
-        model: a name in `MODELS`.
+        model: A name in `MODELS`.
         subject: "tfdp", "plain" (Keras' fit) or "loop" (a plain loop by `strategy.run`).
-        devices: number of devices of this process.
+        devices: Number of devices of this process.
     """
     strategy = _strategy(devices)
     import keras
@@ -86,7 +86,7 @@ def measured(model: str, subject: str, devices: int) -> float:
 
 
 def _loop(strategy, network, loss, x, y, size) -> float:
-    """A plain loop on several machines, whose gradients Keras' optimizer adds."""
+    """Times a plain loop on several machines, whose gradients Keras' optimizer adds."""
     import tensorflow as tf
 
     parts = strategy.num_replicas_in_sync
@@ -112,7 +112,7 @@ def _loop(strategy, network, loss, x, y, size) -> float:
 
 
 class _Times:
-    """The times at which steps ended."""
+    """Records the times at which steps end."""
 
     def __init__(self):
         self._ends: list[float] = []
@@ -131,7 +131,7 @@ class _Times:
 
 
 def _of_processes(model, subject, devices, machines) -> float:
-    """The measurement of the first of so many processes."""
+    """Returns the measurement of the first of several processes."""
     command = [sys.executable, "-m", "benchmarks.devices", "--one", model, subject, str(devices)]
     processes = []
     places = [f"127.0.0.1:{port}" for port in _free_ports(machines)]

@@ -14,18 +14,18 @@ from benchmarks.subjects import HERE, Family
 
 
 class NoEnvironment(Exception):
-    """An environment cannot be made; the message says why."""
+    """Error for an environment that cannot be made. The message says why."""
 
 
 def interpreter(family: Family, cache: Path) -> Path:
     """Returns the Python of a family's environment, and makes the environment if it is missing.
 
     Args:
-        family: the framework.
-        cache: the folder of the environments.
+        family: The framework.
+        cache: The folder of the environments.
 
     Raises:
-        NoEnvironment: there is no fitting Python, or the installation failed.
+        NoEnvironment: If there is no fitting Python, or the installation failed.
     """
     if not family.own_environment:
         return Path(sys.executable)

@@ -2,9 +2,9 @@
 
 A GPU is often lent for minutes, most of which frameworks spend on the processor: they start, trace and
 compile. So a process measures many points, several processes prepare theirs side by side, and each has
-the machine for itself while it times (`peers/protocol.Turn`). What the minutes do not reach is measured
-by the same command later. All frameworks must be installed in the Python that runs the command; those
-that are not are reported as failed.
+the machine for itself while it times (`peers/protocol.Turn`). The same command measures the remaining
+points later. All frameworks must be installed in the Python that runs the command. Missing ones are
+reported as failed.
 """
 
 import concurrent.futures
@@ -32,7 +32,7 @@ _EXAMPLES_OF_BERT = 2048
 # Private rows that are in the network at a time, where whole lots do not fit into 80 GB.
 _PHYSICAL = {"resnet18": 1024, "bert_base": 128, "bert_base_lora": 128}
 _PHYSICAL_VECTORIZED = {"resnet18": 128, "bilstm": 512, "transformer": 512, "bert_base": 16}
-# What is measured, what matters most first: (precision, subjects, models).
+# The measurements, most important first: (precision, subjects, models).
 _FASTER = "tensor_float_32"  # TensorFlow's default
 PASSES = (
     (_FASTER, ("keras_tf_xla", "tfdp_xla"), COMPILED),
@@ -49,7 +49,7 @@ PASSES = (
     (_FASTER, ("keras_tf_xla", "tfdp_xla"), BERT),
     (_FASTER, ("tfdp_vectorized",), BERT),
 )
-# Processes side by side, and what they may take of the card's memory, in GB, as far as is known.
+# Number of processes side by side, and the memory of the card that they may take, in GB, if known.
 _PROCESSES, _MEMORY = 7, 76
 _TAKES = {"resnet18": 36, **dict.fromkeys(BERT, 50)}
 _TAKES_OTHERWISE = 8
@@ -57,23 +57,23 @@ _TAKES_OTHERWISE = 8
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What one process measures: some points of one model, in one round."""
+    """The measurements of one process: some points of one model, in one round."""
 
     family: str
     points: tuple[dict, ...]
 
     @property
     def memory(self) -> int:
-        """What it may take of the card's memory, in GB."""
+        """The memory of the card that the process may take, in GB."""
         takes = _TAKES.get(self.points[0]["model"], _TAKES_OTHERWISE)
         return takes // 2 if self.points[0]["precision"] == "mixed_bfloat16" else takes
 
 
 def plan(repeats: int, models=MODELS, lots=LOTS):
-    """Yields the tasks; a point has round, precision, model, lot and subject.
+    """Yields the tasks, whose points have a round, precision, model, lot and subject.
 
-    Lots grow, because JAX cannot set its peak of memory back. Every other round reverses the order
-    of the subjects. A lot of 4,096 is not asked of BERT, where it is a number of chunks.
+    Lots grow, because JAX cannot reset its peak of memory. Every other round reverses the order of the
+    subjects. BERT is not measured with lots of 4,096, which would be several chunks.
     """
     for round in range(repeats):
         for precision, subjects, which in PASSES:
@@ -91,12 +91,12 @@ def plan(repeats: int, models=MODELS, lots=LOTS):
 
 
 def sit(flags, spec: dict, results) -> None:
-    """Measures what is missing in `results`, for at most `flags.minutes`.
+    """Measures the points that are missing in `results`, for at most `flags.minutes`.
 
     Args:
-        flags: the flags of the command.
-        spec: the settings that the measured programs get.
-        results: `benchmarks.results.Results`, saved after each process.
+        flags: The flags of the command.
+        spec: The settings for the measured programs.
+        results: The `benchmarks.results.Results`, which are saved after each process.
     """
     sitting = _Sitting(flags, {**spec, "device": "gpu"}, results)
     with tempfile.TemporaryDirectory() as folder:
@@ -128,7 +128,7 @@ class _Sitting:
                 return
 
     def _next(self):
-        """Takes the first task whose memory is free; waits for one."""
+        """Takes the first task whose memory is free, and waits for one if needed."""
         with self._changed:
             while self._tasks:
                 for task in self._tasks:
@@ -157,7 +157,7 @@ class _Sitting:
             )
             for point, record in zip(missing, found, strict=False):
                 if "not done" in record.get("skipped", "") and left < self._flags.timeout:
-                    return False  # the sitting ended, not the patience with this point
+                    return False  # the time of all was up, not that of this point
                 with self._changed:
                     self._results.add("gpu", point, record)
                 shown = record.get("step_ms", record)
@@ -177,8 +177,7 @@ def _size(point):
 def _variables(turns):
     """Returns this process's environment, with this repository to import from.
 
-    Frameworks leave the memory to others until they need it; JAX's peak is otherwise what it has set
-    aside.
+    Frameworks allocate memory only when they need it. Otherwise JAX's peak would be what it reserved.
     """
     variables = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
     variables |= {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}

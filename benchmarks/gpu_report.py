@@ -1,9 +1,9 @@
-"""Writes what a sitting on a GPU measured, as a section of the report."""
+"""Writes the measurements on a GPU as a section of the report."""
 
 from benchmarks.gpu import LOTS, MODELS
 from benchmarks.summary import Spread, reason_of, spread
 
-# What we want a private step to cost at most, over a plain one of the same kind.
+# Goals: the largest ratio of a private step to a plain step of the same kind.
 GOALS = {name: 1.5 if name in ("tutorial_cnn", "resnet18") else 1.2 for name in MODELS}
 _PRECISIONS = {
     "tensor_float_32": "float32, products in TensorFloat-32 (TensorFlow's default)",
@@ -29,7 +29,7 @@ _WITH_PLAIN = ("tfdp", "tfdp_xla")
 
 
 def lines(content: dict) -> list[str]:
-    """Returns the lines of the report's section; none if nothing was measured."""
+    """Returns the lines of the report's section, none if nothing was measured."""
     found = _cells(content)
     if not found:
         return []
@@ -85,7 +85,7 @@ def _row(found, precision, model, lot, name):
 
 
 def _others(found):
-    """Microbatches, whose mean gradients are bounded instead of gradients of examples."""
+    """Returns lines on microbatches, whose mean gradients are bounded instead of those of examples."""
     rows = []
     for (precision, model, lot, subject), records in found.items():
         if subject == "tfdp_vectorized_microbatches":

@@ -1,9 +1,9 @@
 """Times every kind of layer with and without privacy: `python -m benchmarks.layers [--names=Conv1D]`.
 
-Each layer is trained in a model of its own, between as few others as it needs, by `fit` with and
-without tfdp, in turns, in one process. Times are of the processor, which other
-programs change least, and of several epochs the least counts. The table has the slowest private steps
-first: a layer far above the others has a rule that is worth a look.
+Each layer is trained in its own model, with as few other layers as it needs, by `fit` with and without
+tfdp, in turns, in one process. The times are processor times, which other programs change least, and
+the shortest epoch counts. The table has the slowest private steps first. A layer far above the others
+has a rule that is worth a look.
 """
 
 import argparse
@@ -23,7 +23,7 @@ _STEPS, _EPOCHS, _TURNS = 16, 5, 2  # steps of an epoch, epochs of a fit, fits o
 
 
 class Shift(layers.Layer):
-    """Adds a weight for each channel: before a layer, it makes the gradient pass through that layer."""
+    """Adds a weight for each channel. Before a layer, it makes the gradient pass through that layer."""
 
     def build(self, shape):
         self.bias = self.add_weight(shape=shape[-1:])
@@ -33,7 +33,7 @@ class Shift(layers.Layer):
 
 
 def _flat(make):
-    """The model of one layer on the inputs of its rank, and a dense layer of ten outputs."""
+    """Returns a model of one layer on inputs of its rank, and a dense layer of ten outputs."""
 
     def model(shape):
         x = keras.Input(shape)
@@ -60,7 +60,7 @@ def _embeddings(count, look_ups):
 
 
 def _looked_up(layer, dtype):
-    """The model of one look-up of several columns in tables, and one embedding of the results."""
+    """Returns a model of one look-up of several columns in tables, and an embedding of the results."""
 
     def model(shape):
         x = keras.Input(shape, dtype=dtype)
@@ -72,7 +72,7 @@ def _looked_up(layer, dtype):
 
 
 def _first(layer):
-    """The model whose first layer is `layer`, for images of few channels."""
+    """Returns a model whose first layer is `layer`, for images of few channels."""
     return lambda shape: keras.Sequential(
         [keras.Input(shape), layer(), layers.Flatten(), layers.Dense(10)]
     )
@@ -136,7 +136,7 @@ CASES["Conv1D, first, 1 channel"] = ((256, 1), _first(lambda: layers.Conv1D(16, 
 
 
 class _Epochs(keras.callbacks.Callback):
-    """The processor time of every epoch but the first, in milliseconds."""
+    """Records the processor time of every epoch except the first, in milliseconds."""
 
     def on_epoch_begin(self, epoch, logs=None):
         self._began = time.process_time()
@@ -152,11 +152,11 @@ def over_plain(name: str, lot: int = 64) -> tuple[float, float]:
     """Trains a model with and without privacy, in turns.
 
     Args:
-        name: one of `CASES`.
-        lot: size of a lot.
+        name: Name of a layer, one of `CASES`.
+        lot: Number of examples in a lot.
 
     Returns:
-        (milliseconds of processor time of a private step, the same over a step without privacy).
+        The milliseconds of processor time of a private step, and their ratio to a step without privacy.
     """
     shape, make = CASES[name]
     rng = np.random.default_rng(0)
@@ -187,7 +187,7 @@ def over_plain(name: str, lot: int = 64) -> tuple[float, float]:
 
 
 def main(arguments=None) -> int:
-    """Prints the table, the slowest first."""
+    """Prints the table, the slowest layers first. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.layers", description=__doc__)
     parser.add_argument("--names", default="", help="only cases with one of these words, by commas")
     parser.add_argument("--lot", type=int, default=64, help="size of a lot")

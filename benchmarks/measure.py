@@ -1,4 +1,4 @@
-"""Runs one measurement in a process of its own, with limits on time and memory."""
+"""Runs one measurement in a separate process, with limits on time and memory."""
 
 import contextlib
 import json
@@ -18,15 +18,15 @@ from benchmarks.environments import environment_variables
 from benchmarks.subjects import Family
 
 _POLL_SECONDS = 0.05
-# How much longer than its least time the fixed computation may take beside a measurement, and how often
-# a measurement is repeated for it.
+# Largest ratio of the fixed computation's time beside a measurement to its least time, and the number
+# of repetitions of a measurement until it is met.
 STEADY, _TRIES = 1.1, 3
 
 
 def fixed_ms() -> float:
-    """Times a fixed plain computation, by which the speed of the machine is seen: some milliseconds.
+    """Times a fixed plain computation of some milliseconds, which shows the speed of the machine.
 
-    The least of three times, since the end of a process may disturb one of them for a moment.
+    The least of three times counts, since the end of a process may disturb one of them.
     """
     matrix = np.full((512, 512), 2.0**-9, np.float32)  # its own square
     least = math.inf
@@ -40,11 +40,11 @@ def fixed_ms() -> float:
 
 
 def steadily(run: Callable[[], dict], least_ms: float) -> dict:
-    """Measures once more, up to some times, while the machine is slower than it can be.
+    """Repeats a measurement, a limited number of times, while the machine is slower than before.
 
     Args:
-        run: measures and returns a record.
-        least_ms: least time that the fixed computation took so far; infinite if unknown.
+        run: A function that measures and returns a record.
+        least_ms: Least time of the fixed computation so far. Infinite if unknown.
 
     Returns:
         The record of the steadiest measurement, with the fixed computation's times before and after
@@ -70,21 +70,20 @@ def measure(
     memory_gib: float,
     variables: dict[str, str] | None = None,
 ) -> list[dict]:
-    """Runs the measured program of a family on some points, in one process.
+    """Runs the measured program of a framework on some points, in one process.
 
     Args:
-        python: the interpreter of the family's environment.
-        family: the framework.
-        spec: the input of the program; see `peers/protocol.py`.
-        points: what each point adds to `spec`.
-        timeout: seconds after which the process is killed.
-        memory_gib: resident memory, in GiB, above which the process is killed.
-        variables: environment variables of the process; those of the family by default.
+        python: The interpreter of the framework's environment.
+        family: The framework.
+        spec: The input of the program; see `peers/protocol.py`.
+        points: The entries that each point adds to `spec`.
+        timeout: Seconds after which the process is killed.
+        memory_gib: Resident memory, in GiB, above which the process is killed.
+        variables: Environment variables of the process. By default those of the framework.
 
     Returns:
-        For each point, up to the last that was begun, a record with one of: the statistics of the step
-        times, such as "step_ms" (their median); or the reason under "unsupported", "skipped" or
-        "failed".
+        A record for each point, up to the last that was begun. It has either statistics of the step
+        times, such as "step_ms" (their median), or a reason under "unsupported", "skipped" or "failed".
     """
     load = os.getloadavg()[0]
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
@@ -116,7 +115,7 @@ def measure(
 
 
 def _wait(process, timeout, memory_gib):
-    """Waits for the process to end; returns None, or the reason for which it must be killed."""
+    """Waits for the process to end. Returns None, or the reason why it must be killed."""
     deadline = time.monotonic() + timeout
     while process.poll() is None:
         if time.monotonic() > deadline:

@@ -44,9 +44,9 @@ def draw(rows: list[Row], labels: dict[str, str], path: Path) -> None:
     """Writes the plot as a PNG file.
 
     Args:
-        rows: the measurements.
-        labels: the name of each subject in the legend.
-        path: the file to write.
+        rows: The measurements.
+        labels: The name of each subject in the legend.
+        path: The file to write.
     """
     import matplotlib
 
@@ -94,7 +94,7 @@ def draw(rows: list[Row], labels: dict[str, str], path: Path) -> None:
 
 
 def _panel(axis, rows, models, field) -> dict:
-    """Draws a panel; returns what it has drawn of each subject."""
+    """Draws a panel, and returns the drawn line of each subject."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     subjects, drawn = list(dict.fromkeys(row.subject for row in rows)), {}

@@ -9,12 +9,12 @@ from benchmarks import gpu_report, plot, suites
 from benchmarks.subjects import GOALS, HERE, LABELS, PEERS, REALISTIC, family_of
 from benchmarks.summary import Row, conditions, number, rows, spread
 
-# Written by hand: notes for the top of the page, until it is measured again, and its last part.
+# Texts written by hand: notes at the top of the page until the next measurement, and its last part.
 _NOTES, _METHOD = HERE / "notes.md", HERE / "method.md"
 
 
 def text(content: dict, picture: str) -> str:
-    """The report in Markdown."""
+    """Returns the report in Markdown."""
     machine = content["machine"]
     found = rows(content)
     rounds = max((row.rounds for row in found), default=0)
@@ -146,7 +146,7 @@ def _versions(content: dict) -> list[str]:
 
 
 def main(arguments=None) -> int:
-    """Runs the command line; returns its exit status."""
+    """Runs the command line and returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
     parser.add_argument("file", type=Path, help="what `python -m benchmarks --json` wrote")
     parser.add_argument("--gpu", type=Path, help="what it wrote with --device=gpu")

@@ -17,7 +17,7 @@ def machine(device: str = "cpu") -> dict:
     """Returns the facts about the machine that times depend on, without host name, user or path.
 
     Args:
-        device: with "gpu", the GPU and its driver are among the facts.
+        device: With "gpu", the GPU and its driver are among the facts.
     """
     facts = {
         "processor": _processor(),
@@ -49,14 +49,14 @@ class Results:
     """Records in sections, such as "records" or "gpu", saved after each so that a run can be resumed.
 
     Args:
-        path: a JSON file, which is read if it exists.
-        settings: the settings of the measurement. When a run is resumed, the settings in `_SAME`
+        path: A JSON file, which is read if it exists.
+        settings: The settings of the measurement. When a run is resumed, the settings in `_SAME`
             must have the values in the file; the others, which are limits, may differ.
-        note: a sentence for the report, which replaces the note of the file unless it is empty.
-        device: what is measured, "cpu" or "gpu".
+        note: A sentence for the report, which replaces the note of the file unless it is empty.
+        device: What is measured, "cpu" or "gpu".
 
     Raises:
-        ValueError: the file was made on another machine or with other settings.
+        ValueError: If the file was made on another machine or with other settings.
     """
 
     def __init__(self, path: Path, settings: dict | None = None, note: str = "", device="cpu"):
@@ -67,7 +67,9 @@ class Results:
             self.content = json.loads(path.read_text())
             before = self.content["settings"]
             if self.content["machine"] != here:
-                raise ValueError(f"{path} holds measurements of another machine or Python.")
+                raise ValueError(
+                    f"{path} has measurements of another machine or Python. Use another file."
+                )
             if any(before.get(name) != settings.get(name) for name in _SAME):
                 same = ", ".join(f"--{name}={before.get(name)}" for name in _SAME)
                 raise ValueError(f"{path} was measured with {same}. Use these, or another file.")
@@ -75,11 +77,11 @@ class Results:
             self.content["note"] = note or self.content.get("note", "")
 
     def missing(self, section: str, points: list[dict]) -> list[dict]:
-        """Returns the points that were not measured, nor found impossible in any round.
+        """Returns the points that were neither measured nor found impossible in any round.
 
         Args:
-            section: where their records are.
-            points: each with its "round" and what else tells it from others.
+            section: Name of the section with their records.
+            points: The points, each with its "round" and further facts that identify it.
         """
         records = self.content.get(section, [])
 

@@ -1,4 +1,4 @@
-"""Lists what is measured: models, lot sizes, frameworks and their ways to train."""
+"""The models, lot sizes, frameworks and ways to train that are measured."""
 
 import dataclasses
 from pathlib import Path
@@ -13,7 +13,7 @@ MODELS = (
     "bilstm",
     "transformer",
 )
-# Models as people bring them, which are measured with and without tfdp only.
+# Realistic models, which are measured with and without tfdp only.
 REALISTIC = (
     "mobilenet_v2",
     "efficientnet_b0",
@@ -26,8 +26,9 @@ REALISTIC = (
     "bert_base_head",
 )
 LOTS = (64, 256, 1024)
-# What a private step may cost over a plain one, on a quiet machine, in lots of 64 and 256. A kernel
-# gradient of a convolution, if not kept for each example, is computed twice: a third of a plain step.
+# Goals: the largest ratio of a private step to a plain one, on a quiet machine, in lots of 64 and 256.
+# A convolution's kernel gradient that is not kept for each example is computed twice: a third of a
+# plain step.
 GOALS = dict.fromkeys((*MODELS, *REALISTIC), 1.1)
 GOALS |= {"tutorial_cnn": 1.3, "lenet5": 1.3, "cifar_tutorial": 1.25, "resnet18": 1.2}
 GOALS |= dict.fromkeys(("mobilenet_v2", "efficientnet_b0", "u_net"), 1.35)
@@ -40,12 +41,12 @@ class Family:
     """A framework with its environment.
 
     Attributes:
-        name: name of the framework and of its requirements file.
-        baseline: name of the subject that trains without privacy.
-        program: name of the measured program in `peers/`, which runs as a process of its own.
-        own_environment: whether the program runs in a virtual environment of its own. tfdp's program
-            runs in the environment of the benchmark command.
-        python: the Python version that the framework needs, or None for any.
+        name: Name of the framework and of its requirements file.
+        baseline: Name of the subject that trains without privacy.
+        program: Name of the measured program in `peers/`, which runs as a separate process.
+        own_environment: Whether the program runs in a separate virtual environment. tfdp's program runs
+            in the environment of the benchmark command.
+        python: The Python version that the framework needs. None for any version.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""What `python -m benchmarks` measures: whole steps, large lots and large embeddings.
+"""The suites of `python -m benchmarks`: whole steps, large lots and large embeddings.
 
-A suite has points, each measured in a process of its own, and the lines that the report has of it.
-Odd rounds reverse the order of the subjects, so that none is always the first.
+A suite has points, each measured in a separate process, and lines for the report. Odd rounds reverse
+the order of the subjects, so that none is always the first.
 """
 
 import dataclasses
@@ -18,10 +18,10 @@ class Suite:
     """One kind of measurement.
 
     Attributes:
-        section: the list of its records in the file of results.
-        points: yields the points of a number of rounds; a point is part of the spec of the measured
-            program, and tells its record from others.
-        rest: returns what else the program's spec has for a point.
+        section: Name of the list of its records in the file of results.
+        points: A function that yields the points of a number of rounds. A point is part of the spec of
+            the measured program, and identifies its record.
+        rest: A function that returns the other entries of the program's spec for a point.
     """
 
     section: str
@@ -30,9 +30,9 @@ class Suite:
 
 
 def steps(models: list[str], lots: list[int], peers: list[str]) -> Suite:
-    """Whole steps: a framework without privacy and its peers, one right after the other.
+    """Returns the suite of whole steps: a framework without privacy and its peers, one after the other.
 
-    Realistic models are measured with tfdp's own engine and without privacy only.
+    Realistic models are measured only with tfdp's own engine and without privacy.
     """
 
     def points(rounds: int) -> Iterator[dict]:
@@ -120,8 +120,9 @@ def _scale_lines(records: list[dict]) -> list[str]:
     return [*lines, ""]
 
 
-# -- Large embeddings: a plain step touches the rows whose tokens are in the lot. A private one adds
-# noise to all, since which rows got none would tell the tokens. So time and memory grow with it.
+# -- Large embeddings: a plain step touches the rows whose tokens are in the lot. A private step adds
+# noise to all rows, since rows without noise would reveal the tokens. So time and memory grow with the
+# table.
 
 _LSTM, _WIDTH, _LOT = "lstm", 100, 256
 _VOCABULARIES = (1_000, 10_000, 100_000, 1_000_000)
@@ -173,6 +174,6 @@ SUITES = {
 
 
 def lines(content: dict) -> list[str]:
-    """Returns what the report says of all suites but whole steps."""
+    """Returns the report's lines on all suites except whole steps."""
     of = {"scale": _scale_lines, "vocabulary": _vocabulary_lines}
     return [line for name, make in of.items() for line in make(content.get(name, []))]

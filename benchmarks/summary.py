@@ -11,7 +11,7 @@ from benchmarks.subjects import LABELS, MODELS, REALISTIC, family_of
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """Median, smallest and largest value over rounds."""
+    """The median, the smallest and the largest value over rounds."""
 
     median: float
     low: float
@@ -19,12 +19,14 @@ class Spread:
 
     @classmethod
     def of_key(cls, records, name, over=None):
-        """Returns the spread of a key of records by round, or of its ratio to other records; or None.
+        """Returns the spread over rounds of a key of records, or of its ratio to other records.
+
+        The result is None without such records.
 
         Args:
-            records: records.
-            name: the key; records without it do not count.
-            over: records of which those of the same rounds divide; None for no ratio.
+            records: The records.
+            name: The key. Records without it do not count.
+            over: Records that divide those of the same rounds. None for no ratio.
         """
         values = {r.get("round", i): r[name] for i, r in enumerate(records) if name in r}
         if over is not None:
@@ -41,16 +43,16 @@ class Row:
     """Summary of the measurements of one subject on one model and lot size.
 
     Attributes:
-        model, lot, subject: what was measured.
-        rounds: how many rounds were measured.
-        step_ms: median step times of the rounds, in milliseconds.
-        peak_mib: highest resident memory of the process, in MiB.
-        first_step: seconds to the end of the first step, tracing and compilation included.
-        ratio, memory_ratio, first_ratio: these over those of the baseline in the same round; None for
-            a baseline.
-        least_ratio: shortest step of all rounds over the shortest of the baseline. Other programs on
-            the machine disturb it least. None as for `ratio`.
-        reason: why nothing was measured, or None.
+        model, lot, subject: The model, the lot size and the way to train.
+        rounds: Number of measured rounds.
+        step_ms: Median step times of the rounds, in milliseconds.
+        peak_mib: Highest resident memory of the process, in MiB.
+        first_step: Seconds to the end of the first step, including tracing and compilation.
+        ratio, memory_ratio, first_ratio: Ratios of these three to those of the baseline in the same
+            round. None for a baseline.
+        least_ratio: Ratio of the shortest step of all rounds to the shortest of the baseline. Other
+            programs on the machine disturb it least. None as for `ratio`.
+        reason: Why nothing was measured, or None.
     """
 
     model: str
@@ -132,7 +134,7 @@ def number(value: float) -> str:
 
 
 def spread(value: Spread | None) -> str:
-    """Formats median and range, as in "12.3 (11.9 to 14.0)"; None gives an empty text."""
+    """Formats median and range, as in "12.3 (11.9 to 14.0)". None gives an empty text."""
     if value is None:
         return ""
     if value.low == value.high:

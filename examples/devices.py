@@ -1,7 +1,7 @@
-"""Several devices, or several machines: `python examples/devices.py`.
+"""Training on several devices or machines: `python examples/devices.py`.
 
-On a machine without GPUs, the CPU is divided into two devices. On several machines, run it on each with
-TF_CONFIG; the weights are those of one device, apart from rounding.
+On a machine without GPUs, the CPU is divided into two devices. On several machines, run it on each of
+them with TF_CONFIG. The weights are those of one device, apart from rounding.
 """
 
 import os

@@ -1,6 +1,6 @@
 """A script of TensorFlow Privacy, migrated: `python examples/from_tensorflow_privacy.py`.
 
-The lines that changed have their old form beside them.
+Changed lines have their old form as a comment.
 """
 
 import keras  # from tensorflow import keras

@@ -1,6 +1,6 @@
 """A rare event in a table: `python examples/imbalanced_table.py`.
 
-Class weights are constants of yours, the metric is one for rare events, and the lot is large.
+Class weights are public constants, the metric suits rare events, and the lot is large.
 """
 
 import keras

@@ -1,6 +1,6 @@
 """A private LSTM that classifies sequences: `python examples/lstm.py`.
 
-Shows that recurrent layers need no change, and how early stopping by held-out data is accounted.
+Recurrent layers need no change. Early stopping by held-out data counts all planned epochs.
 """
 
 import keras

@@ -1,6 +1,6 @@
 """A custom training loop: `python examples/own_loop.py`.
 
-`model.privacy.steps` draws the lots, adds the noise and counts; the loop does the rest.
+`model.privacy.steps` draws the lots, adds the noise and counts the steps. The loop does the rest.
 """
 
 import keras

@@ -1,7 +1,7 @@
 """Data from your own store: `python examples/own_source.py`.
 
-Anything with a length and one example for an index is a source; a row is read when it is drawn.
-Here the store is a SQLite file.
+Anything with a length that returns an example by its index is a source. A row is read only when it is
+drawn. Here the store is a SQLite file.
 """
 
 import os

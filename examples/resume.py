@@ -1,7 +1,7 @@
-"""A job in a cloud that takes its machines back: `python examples/resume.py`.
+"""A job on preemptible machines of a cloud: `python examples/resume.py`.
 
-Start the same program again, and the training resumes where it was. Steps that a kill loses stay
-counted. Here the program sends the signal to itself, in the middle of its training.
+Start the same program again, and the training resumes. Steps that are lost by a kill stay counted. Here
+the program sends the signal to itself, in the middle of its training.
 """
 
 import os

@@ -1,6 +1,6 @@
 """KerasTuner on private models, with the cost of all trials: `python examples/tuning.py`.
 
-Trials are compared by held-out data, and the statement is about all of them together.
+Trials are compared by held-out data. The statement covers all of them together.
 """
 
 import tempfile
@@ -22,7 +22,7 @@ ledgers = []
 
 
 def build(trial):
-    """A private model for each trial."""
+    """Makes a private model for a trial."""
     model = tfdp.make_private(keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)]))
     rate = trial.Float("learning_rate", 0.05, 2.0, sampling="log")
     model.compile(

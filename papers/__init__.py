@@ -1,1 +1,1 @@
-"""The tables and figures of the papers, and tables of our own, beside what was measured."""
+"""The tables and figures of the papers, and tables of our own, beside our measurements."""

@@ -1,12 +1,12 @@
-"""Command line: every table and figure of the papers, and the tables of our own.
+"""Runs and reports the tables and figures of the papers, and tables of our own.
 
     python -m papers list [NAME...]
     python -m papers run NAME... [--seeds=1] [--skip_recorded]
     python -m papers report [--out=FOLDER]
 
 NAME is a table, a row or a cell: si_dpsgd.T4, si_dpsgd.T4.dpsgd_lenet5 or si_dpsgd.T4.dpsgd_lenet5.3. A
-training that is finished is not run again, and one that was interrupted is resumed. The exit status of
-`run` is 0 if all is done and 2 if something failed; the same command resumes it.
+finished training is not run again, and an interrupted one is resumed. The exit status of `run` is 0 if
+everything is done, and 2 if something failed. The same command resumes it.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from tfdp.experiments import console
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command; returns its exit status."""
+    """Runs the command and returns its exit status."""
     options = _parser().parse_args(arguments)
     try:
         return options.action(options, records.read())
@@ -52,17 +52,17 @@ def _parser():
         )
         return made
 
-    command("list", _list, "what there is, what of it was run, and the commands that run it", "*")
-    run = command("run", _run, "run what is missing", "+")
-    run.add_argument("--seeds", type=int, help="run this many seeds of each cell only")
+    command("list", _list, "list tables, what was run of them, and the commands that run them", "*")
+    run = command("run", _run, "run missing trainings and computations", "+")
+    run.add_argument("--seeds", type=int, help="run only this many seeds of each cell")
     run.add_argument(
-        "--skip_recorded", action="store_true", help="leave out what papers/records holds"
+        "--skip_recorded", action="store_true", help="skip cells that papers/records contains"
     )
     report = command("report", _report, "write the pages of all records; needs tfdp[plot]")
     report.add_argument(
         "--out",
         type=_folder,
-        help="a folder laid out like the repository; by default RESULTS/pages (. is the repository)",
+        help="folder with the layout of the repository; by default RESULTS/pages (. is the repository)",
     )
     return parser
 
@@ -87,7 +87,7 @@ def _list(options, recorded):
 
 
 def _described(cell, results, recorded) -> str:
-    """The paper's figure, what was run, and the command that runs it."""
+    """Returns the paper's figure, what was run, and the command that runs it."""
     from papers.computed import shown
     from papers.running import command
 
@@ -125,7 +125,7 @@ def _run(options, recorded):
 def _report(options, recorded):
     from papers.pages import write_pages
 
-    # The recorded pages are not written over by whoever trains a cell again.
+    # By default, training a cell again does not overwrite the recorded pages.
     for path in write_pages(options.results, options.out or options.results / "pages", recorded):
         print(f"Written: {path}")
     return 0

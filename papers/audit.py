@@ -1,4 +1,4 @@
-"""Audits on scikit-learn's digits: a training with canaries, and the lower bound that they show."""
+"""Audits on scikit-learn's digits: trainings with canaries, which show a lower bound on epsilon."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from scipy import stats
 
 CANARIES = 500
-# Fewer bounds than this above the stated epsilon, if it were true, refute it.
+# An epsilon is refuted if so many bounds above it had a smaller probability than this if it were true.
 _REFUTED_BELOW = 1e-6
 _CONFIDENCE = 0.95
 
@@ -15,13 +15,14 @@ def compute(*, coins: int, **settings) -> dict:
     """Audits one training.
 
     Args:
-        coins: the seed of the coins that include canaries.
-        settings: those of the training, as for `Experiment`.
+        coins: Seed of the coins that include canaries.
+        settings: Settings of the training, as for `Experiment`.
 
     Returns:
-        "bound" and its "ceiling" (what it can be at most), and the "claimed" and "proven" epsilons.
+        A dictionary with "bound" and its "ceiling" (the largest possible bound), and the "claimed" and
+        "proven" epsilons.
     """
-    # These import Keras, which the catalogue's other commands do without.
+    # These import Keras, which other commands of the catalogue do not need.
     from tfdp.experiments import Experiment, audit_experiment
 
     found = audit_experiment(Experiment(**settings), canaries=CANARIES, seed=coins)
@@ -31,7 +32,7 @@ def compute(*, coins: int, **settings) -> dict:
 
 
 def summary(audits: Sequence[Mapping]) -> dict:
-    """Returns what is shown of several audits; epsilons are medians."""
+    """Summarizes several audits for a page. Epsilons are medians."""
     bounds = [one["bound"] for one in audits]
     stated = {k: statistics.median(one[k] for one in audits) for k in ("claimed", "proven")}
     return {

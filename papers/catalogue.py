@@ -1,6 +1,6 @@
-"""The catalogue of what is measured: tables of cells, each a training with some seeds or a computation.
+"""The catalogue of measurements: tables of cells, each a training with some seeds, or a computation.
 
-It is in tables/*.toml, one file for each paper, or for tables of our own:
+It is in tables/*.toml, with one file for each paper, or for tables of our own:
 
     paper = "SI-DPSGD"
     [[tables]]
@@ -46,17 +46,21 @@ TABLES = ROOT / "papers" / "tables"
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One cell of a table; further attributes are those of the file, empty for nothing.
+    """One cell of a table.
 
     Attributes:
-        name: "paper.table.row.column".
-        label: that of its row.
-        settings: those of train.py but the seed, or the arguments of the computation.
-        seeds: the seeds that are run; empty if none is.
-        source: name of the cell that is run: its own, or another's with the same training.
-        printed: what the paper prints there: a number in percent, a text, or None.
-        printed_error: the standard error that the paper prints with it, or None.
-        computed: name of the computation; empty for a training.
+        name: The name, "paper.table.row.column".
+        label: The label of its row.
+        column: The column.
+        settings: The settings of train.py without the seed, or the arguments of the computation.
+        seeds: The seeds that are run. Empty if none is run.
+        source: Name of the cell that is run: its own, or another cell with the same training.
+        printed: The paper's figure, a number in percent or a text. None if it prints nothing.
+        printed_error: The standard error that the paper prints with it, or None.
+        computed: Name of the computation. Empty for a training.
+        differs: How the training differs from the paper's, or empty.
+        absent: Why the cell is not run, or empty.
+        quoted: Whether the paper takes the figure from elsewhere.
     """
 
     name: str
@@ -79,7 +83,7 @@ class Cell:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The settings as words of a command."""
+        """The settings as flags of a command."""
         return tuple(
             f"--{'' if value else 'no'}{name}" if isinstance(value, bool) else f"--{name}={value}"
             for name, value in self.settings.items()
@@ -88,16 +92,22 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """One table or figure; further attributes are those of the file.
+    """One table or figure.
 
     Attributes:
-        name: "paper.table".
-        rows: the cells, row by row.
-        guarantee: which epsilon the columns are: "claimed", "proven" or "" for none.
-        figure: what is drawn, if anything: accuracy by "epoch", by "columns" or by "claimed" epsilon;
-            "histogram", "audits", or the names of computed values, such as "sigma proven".
-        lines: further attributes of trainings that the page shows, such as "noise_multiplier".
-        note: what has to be said below it.
+        name: The name, "paper.table".
+        paper: Name of the paper.
+        title: The title.
+        columns: The names of the columns.
+        rows: The cells, row by row.
+        axis: The meaning of the columns.
+        guarantee: The epsilon in the columns: "claimed", "proven" or "" for none.
+        figure: The figure to draw: accuracy by "epoch", by "columns" or by "claimed" epsilon;
+            "histogram", "audits", or the names of computed values, such as "sigma proven". "" for none.
+        lines: Further facts about trainings that the page shows, such as "noise_multiplier".
+        note: A remark below the table, or empty.
+        differs: How the trainings differ from the paper's, or empty.
+        computed: Name of the computation. Empty for trainings.
     """
 
     name: str
@@ -124,7 +134,7 @@ def tables() -> tuple[Table, ...]:
     """Returns all tables, paper by paper.
 
     Raises:
-        ValueError: a file names a column or a cell that there is not.
+        ValueError: If a file names a column or a cell that does not exist.
     """
     papers = {path.stem: tomllib.loads(path.read_text()) for path in sorted(TABLES.glob("*.toml"))}
     found = [
@@ -142,13 +152,14 @@ def tables() -> tuple[Table, ...]:
 
 
 def cells(names: Iterable[str] = ()) -> list[Cell]:
-    """Returns the cells that names stand for, each once; all of them without names.
+    """Returns the cells with some names, each once, or all cells without names.
 
     Args:
-        names: of papers, tables, rows or cells, such as "si_dpsgd.T4" or "si_dpsgd.T4.dpsgd_lenet5.3".
+        names: Names of papers, tables, rows or cells, such as "si_dpsgd.T4" or
+            "si_dpsgd.T4.dpsgd_lenet5.3".
 
     Raises:
-        ValueError: nothing has such a name.
+        ValueError: If nothing has such a name.
     """
     every = [cell for table in tables() for cell in table.cells]
     groups = collections.defaultdict(list)  # of a paper, a table, a row, and each cell by itself
@@ -157,12 +168,12 @@ def cells(names: Iterable[str] = ()) -> list[Cell]:
             groups[group].append(cell)
     if unknown := [name for name in names if name not in groups]:
         hint = did_you_mean(unknown[0], sorted(groups))
-        raise ValueError(f"No table, row or cell is called {unknown[0]!r}; `list` shows all.{hint}")
+        raise ValueError(f"No table, row or cell is called {unknown[0]!r}. `list` shows all.{hint}")
     return list({cell.name: cell for name in names for cell in groups[name]}.values()) or every
 
 
 def _table(name, paper, content) -> Table:
-    """Returns a table, in which cells with the training of another name it as their source only."""
+    """Returns a table. Cells with the training of another cell have only its name, as their source."""
     columns, rows = content["columns"], []
     nothing = [""] * len(columns)
     for row in content["rows"]:
@@ -200,10 +211,12 @@ def _cell(table_name, table, row, column, printed, error) -> Cell:
 
 
 def _with_source(cell, own) -> Cell:
-    """Returns a cell with what is run in its place, which may be the training of another."""
+    """Returns a cell with the settings of the training that is run for it, perhaps another cell's."""
     for name in filter(None, (cell.source, cell.start)):
         if name not in own or own[name][0].source != name:
-            raise ValueError(f"{cell.name} names {name}, which is no cell with its own trainings.")
+            raise ValueError(
+                f"{cell.name} names {name}, which is not a cell with its own trainings."
+            )
     run, table = own[cell.source]
     if run is cell:
         return cell

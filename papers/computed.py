@@ -1,4 +1,4 @@
-"""Cells that are no trainings of train.py: computations, and measurements of their own kind.
+"""Cells that are computed, or measured in another way than by a training of train.py.
 
 A table of the catalogue with `computed = "noise_distance"` has such cells. The flags of a cell are the
 arguments of the computation.
@@ -18,10 +18,10 @@ class Computation:
     """How the cells of a table are computed and shown.
 
     Attributes:
-        compute: a function of a cell's flags that returns the values, JSON-safe.
-        lines: what the pages show: for the name of a value its label, and how it is written.
-        summary: makes the values that are shown of those of all seeds.
-        seeded: name of the argument that is the seed; None if there is none.
+        compute: A function of a cell's flags that returns the values, JSON-safe.
+        lines: The values that the pages show: for each name its label, and a function that formats it.
+        summary: A function that summarizes the values of all seeds for the pages.
+        seeded: Name of the argument that is the seed. None if there is none.
     """
 
     compute: Callable[..., dict]
@@ -81,7 +81,7 @@ def compute(cell: Cell, seed: int) -> dict:
 
 
 def shown(cell: Cell, records: Records) -> Measured | Mapping | None:
-    """Returns what is shown of a cell: what was measured, or computed values; None for nothing."""
+    """Returns the measurements or the computed values of a cell, None if there are none."""
     runs = tuple(runs_of(cell, records).values())
     if not runs or not cell.computed:
         return Measured(runs) if runs else None

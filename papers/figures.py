@@ -1,4 +1,4 @@
-"""Draws the papers' figures from what was measured, and the audits beside what is stated."""
+"""Draws the papers' figures from our measurements, and the audits beside the stated epsilons."""
 
 import io
 import math
@@ -13,12 +13,12 @@ from papers.catalogue import Table
 from papers.computed import COMPUTATIONS
 from tfdp._palette import ATTACK, CLAIMED, PROVEN
 
-# The palette of Okabe and Ito, which is safe for the colour-blind, but for its yellow, which is too
-# light for lines; markers differ, too.
+# The palette of Okabe and Ito, which is safe for the colour-blind, without its yellow, which is too
+# light for lines. Markers differ, too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#666666")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _WIDTH, _FONT = 6.2, 9
-# A narrower range of accuracies, in points, would make much of differences that are none.
+# Smallest range of accuracies, in points. A narrower one would exaggerate insignificant differences.
 _LEAST_RANGE = 5.0
 # Bounds of 0 are drawn here, at the left edge of a logarithmic axis.
 _LEAST_BOUND = 0.02
@@ -28,9 +28,9 @@ def draw(table: Table, found: Mapping[str, Any], path: Path) -> None:
     """Draws the figure of a table into a file.
 
     Args:
-        table: the table.
-        found: for the name of each cell the `Measured`, or the values of a computation, or None.
-        path: a .png file.
+        table: The table.
+        found: The `Measured` of each cell, or the values of a computation, or None, by name.
+        path: Path of the .png file.
     """
     known = {cell.name: found[cell.name] for cell in table.cells if found[cell.name]}
     kinds = {"epoch": _curves, "columns": _accuracies, "claimed": _accuracies}
@@ -45,7 +45,7 @@ def draw(table: Table, found: Mapping[str, Any], path: Path) -> None:
 
 
 def _curves(table, known):
-    """Accuracy by epoch, mean and standard error; of several columns, each row has a panel."""
+    """Draws accuracy by epoch, mean and standard error. With several columns, each row has a panel."""
     several = len(table.columns) > 1
     figure, grid = _panels(len(table.rows) if several else 1, 2.6 if several else 3.2, sharey=True)
     for i, row in enumerate(table.rows):
@@ -56,7 +56,7 @@ def _curves(table, known):
             m = known.get(cell.name)
             curves = [dict(run["curve"]) for run in m.runs if "curve" in run] if m else []
             if curves:
-                # A crash can have cost a curve a point.
+                # A crash may have cost a curve a point.
                 epochs = sorted(set.intersection(*map(set, curves)))
                 values = 100 * np.array([[curve[e] for e in epochs] for curve in curves])
                 n = len(values)
@@ -68,7 +68,7 @@ def _curves(table, known):
 
 
 def _accuracies(table, known):
-    """Accuracy by column, or by claimed epsilon."""
+    """Draws accuracy by column, or by claimed epsilon."""
     figure, (axes,) = _panels(1, 3.2)
     for row in table.rows:
         some = [(cell, known[cell.name]) for cell in row if cell.name in known]
@@ -87,7 +87,7 @@ def _accuracies(table, known):
 
 
 def _values(table, known):
-    """Computed values by column, beside printed ones; proven epsilons beside claimed ones."""
+    """Draws computed values by column, beside printed ones, and proven epsilons beside claimed ones."""
     names = table.figure.split()
     figure, grid = _panels(len(names), 3.2)
     columns = [float(column) for column in table.columns]
@@ -113,7 +113,7 @@ def _values(table, known):
 
 
 def _histograms(table, known):
-    """The histogram of every cell, with the fitted Gaussian."""
+    """Draws the histogram of every cell, with the fitted Gaussian."""
     figure, grid = _panels(len(known), 3.4, sharex=False)
     labels = {cell.name: f"{cell.label}, {table.axis} {cell.column}" for cell in table.cells}
     for axes, (name, values) in zip(grid, known.items(), strict=True):
@@ -130,7 +130,7 @@ def _histograms(table, known):
 
 
 def _audits(table, known):
-    """The bounds of all audits beside what is stated, with a line for each case."""
+    """Draws the bounds of all audits beside the stated epsilons, with a line for each case."""
     cells = [cell for cell in reversed(table.cells) if cell.name in known]
     figure, (axes,) = _panels(1, 0.45 * len(cells) + 0.3, width=9.5)
     _logarithmic(axes, "x")
@@ -181,7 +181,7 @@ def _panels(number, height, width=_WIDTH, *, sharex=True, sharey=False):
 
 
 def _save(figure, title, path):
-    """Adds grids and one legend, and writes a .png file of few colours, a quarter of the usual size."""
+    """Adds grids and one legend, and writes a .png file of few colours, which is small."""
     from matplotlib import pyplot
     from PIL import Image
 

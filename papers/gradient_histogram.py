@@ -1,13 +1,13 @@
-"""Figure 1 of the encoding paper: how the entries of gradients are distributed.
+"""Figure 1 of the encoding paper: the distribution of the entries of gradients.
 
-The histogram is released without noise, so it has no guarantee, and neither has the training, which
-is not private. This is for public data only.
+The histogram is released without noise, so it has no guarantee. The training is not private either.
+This is for public data only.
 """
 
 import numpy as np
 from scipy import stats
 
-# The histogram reaches this many standard deviations to both sides, in bins of a tenth of one.
+# The histogram reaches this many standard deviations to both sides, in bins of a tenth of a deviation.
 _REACH, _BINS = 8.0, 160
 
 
@@ -15,13 +15,13 @@ def compute(*, examples: int, **settings) -> dict:
     """Trains without privacy, and measures the gradients of single training examples.
 
     Args:
-        examples: how many gradients are measured: those of the first training examples.
-        settings: those of the training, as for `Experiment`; lots are drawn anew each time.
+        examples: Number of the first training examples, whose gradients are measured.
+        settings: Settings of the training, as for `Experiment`. Lots are drawn anew each time.
 
     Returns:
-        What `summary` returns, and "test_accuracy" in percent.
+        The result of `summary`, and "test_accuracy" in percent.
     """
-    # These import Keras, which the catalogue's other commands do without.
+    # These import Keras, which other commands of the catalogue do not need.
     from tfdp import data
     from tfdp.experiments import Experiment, run
     from tfdp.gradients import per_example_gradients
@@ -36,16 +36,17 @@ def compute(*, examples: int, **settings) -> dict:
 
 
 def summary(entries: np.ndarray) -> dict:
-    """Returns the histogram of numbers, and how close they are to the fitted Gaussian.
+    """Returns the histogram of numbers, and figures that compare them with the fitted Gaussian.
 
     Args:
-        entries: numbers, any shape.
+        entries: Numbers, an array of any shape.
 
     Returns:
-        "deviation" of the fitted Gaussian; "within_one", the percentage of entries within one of the
-        mean (68.27 for a Gaussian); "kurtosis", the excess kurtosis (0); "zeros", the percentage of
-        entries that are exactly 0; "nonzero_within_one" and "nonzero_kurtosis", those of the others;
-        and "edges" and "density", the histogram over (entry - mean) / deviation.
+        A dictionary with "deviation", the standard deviation of the fitted Gaussian; "within_one", the
+        percentage of entries within one deviation of the mean (68.27 for a Gaussian); "kurtosis", the
+        excess kurtosis (0 for a Gaussian); "zeros", the percentage of entries that are exactly 0;
+        "nonzero_within_one" and "nonzero_kurtosis", the same figures of all other entries; and "edges"
+        and "density", the histogram over (entry - mean) / deviation.
     """
     entries = np.asarray(entries, float).reshape(-1)
     edges = np.linspace(-_REACH, _REACH, _BINS + 1)

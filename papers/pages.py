@@ -1,4 +1,4 @@
-"""Writes the pages: what the papers print beside what was measured, in Markdown with figures."""
+"""Writes the pages, which show the papers' figures beside our measurements, in Markdown."""
 
 import collections
 import math
@@ -13,27 +13,27 @@ from papers.records import Records
 from tfdp.accounting.guarantee import VACUOUS_ABOVE, format_epsilon
 
 FIGURES = "papers/figures"
-# The pages, and the papers whose tables stand on each.
+# The pages, and the papers whose tables are on each page.
 PAGES = {
     "papers/README.md": ("batch_norm", "dropout", "encoding", "si_dpsgd"),
     "docs/mnist.md": ("mnist",),
     "docs/audit.md": ("audits",),
 }
 _BY_HAND = ROOT
-# What stands above this line of a page is written by hand, and kept.
+# The part of a page above this line is written by hand, and kept.
 _LINE = "<!-- What follows is written by `python -m papers report`. -->"
 
 
 def write_pages(results: Path, out: Path, recorded: Records) -> list[Path]:
-    """Writes all pages, their figures and the records into a folder laid out like the repository.
+    """Writes all pages, their figures and the records into a folder with the repository's layout.
 
     Args:
-        results: the folder of local results, if there is one. They replace records of the same seeds.
-        out: the folder.
-        recorded: the records.
+        results: The folder of local results, if there is one. They replace records of the same seeds.
+        out: The folder to write to.
+        recorded: The records.
 
     Returns:
-        The pages.
+        The paths of the pages.
     """
     recorded = records.merge(recorded, records.collect(results, cells()))
     folder = out / records.RECORDS.relative_to(ROOT)
@@ -58,7 +58,7 @@ def write_pages(results: Path, out: Path, recorded: Records) -> list[Path]:
 
 
 def _overview(of_page, recorded) -> list[str]:
-    """How much of each table is measured."""
+    """Returns a table that shows how much of each table is measured."""
     rows = [(f"`{t.name}`", [_title(t), _counted(t, recorded)]) for t in of_page]
     return [*_markdown([("name", ["what it shows", "cells measured"]), *rows], "---"), ""]
 
@@ -68,7 +68,7 @@ def _title(table) -> str:
 
 
 def _counted(table, recorded) -> str:
-    """How many cells are measured, and what the others are."""
+    """Returns a text: how many cells are measured, not run and quoted."""
     own = [cell for cell in table.cells if not cell.quoted]
     there = sum(bool(records.runs_of(cell, recorded)) for cell in own)
     absent = sum(bool(cell.absent) for cell in own)
@@ -78,7 +78,7 @@ def _counted(table, recorded) -> str:
 
 
 def _section(table, recorded, out, path) -> list[str]:
-    """The table, its figure and the remarks on it."""
+    """Returns the lines of a table, its figure and its remarks."""
     found = {cell.name: shown(cell, recorded) for cell in table.cells}
     lines = [f"## {_title(table)}", "", f"`{table.name}`", ""]
     if table.computed and len(table.columns) == 1:
@@ -96,7 +96,7 @@ def _section(table, recorded, out, path) -> list[str]:
 
 
 def _lines(table, row, found) -> list[tuple[str, list[str]]]:
-    """The lines of a row: what the paper prints, and what was measured."""
+    """Returns the lines of a row: the paper's figures, and our measurements."""
     printed = [_printed(cell) for cell in row]
     whose = ": quoted" if row[0].quoted else ": paper" if any(printed) else ""
     here = [found[cell.name] for cell in row]
@@ -120,7 +120,7 @@ def _lines(table, row, found) -> list[tuple[str, list[str]]]:
 
 
 def _turned(table, found) -> list[tuple[str, list[str]]]:
-    """The lines of a table with one column of cells, which has a line for each of them."""
+    """Returns the lines of a table with one column of cells: one line for each cell."""
     shown = COMPUTATIONS[table.computed].lines
     rows = [
         (cell.label, [text(values[name]) for name, (_, text) in shown.items()])
@@ -131,13 +131,13 @@ def _turned(table, found) -> list[tuple[str, list[str]]]:
 
 
 def _markdown(rows, rule="---:") -> list[str]:
-    """A table of (name, texts), the first of which is the head."""
+    """Returns a Markdown table of rows (name, texts). The first row is the head."""
     head, *rest = [f"| {name} | {' | '.join(texts)} |" for name, texts in rows]
     return [head, f"| --- |{f' {rule} |' * len(rows[0][1])}", *rest]
 
 
 def _remarks(table: Table) -> list[str]:
-    """What the figures mean, what differs from the paper, and what was not run."""
+    """Returns remarks: the meaning of figures, differences from the paper, and missing cells."""
     found = [text for text in (table.note, table.differs) if text]
     if table.guarantee == "proven" and any(cell.printed for cell in table.cells):
         found.insert(0, "The paper's figures are those at the same epsilons, claimed.")
@@ -158,7 +158,7 @@ def _place(cell) -> str:
 
 
 def _runs(table, found) -> list[str]:
-    """What is still to be trained, and what the trainings of the table took."""
+    """Returns remarks on missing trainings, and on the number and time of the others."""
     left = [_place(cell) for cell in table.cells if cell.seeds and not found[cell.name]]
     said = [f"Not measured yet: {', '.join(left)}."] if left else []
     known = [m.runs for m in found.values() if m]
@@ -190,7 +190,7 @@ def _number(value) -> str:
 
 
 def _epsilon(epsilon: float) -> str:
-    """An epsilon for a table; in brackets if it is vacuous."""
+    """Formats an epsilon for a table, in brackets if it is vacuous."""
     if VACUOUS_ABOVE < epsilon < math.inf:
         return f"({math.ceil(epsilon):,})"
     return format_epsilon(epsilon)

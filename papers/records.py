@@ -1,13 +1,13 @@
-"""What was measured: the records of cells, in records/*.json, one file for each paper.
+"""The records of measured cells, in records/*.json, one file for each paper.
 
     {"si_dpsgd.T4.dpsgd_lenet5.3": {
-        "flags": ["--dataset=mnist", ...],  # what it was trained with
+        "flags": ["--dataset=mnist", ...],  # the settings of the training
         "seeds": {"1": {"test_accuracy": 0.97, ...}, ...}}}
 
-A seed has what `kept` takes from the run.json of train.py, or the "values" of a computation; "seconds";
-and "code", the version of tfdp, its commit, and whether it was changed since. A record is a figure of a
-cell only if it has the cell's flags. What is run here is in <results>/<paper>/<table>/<row>/<column>,
-with a record.json of the same form.
+A seed has the facts that `kept` takes from the run.json of train.py, or the "values" of a computation;
+"seconds"; and "code", the version of tfdp, its commit, and whether it was changed since. A record
+belongs to a cell only if it has the cell's flags. Local results are in
+<results>/<paper>/<table>/<row>/<column>, with a record.json of the same form.
 """
 
 import dataclasses
@@ -26,13 +26,13 @@ _KEPT = ("test_accuracy", "steps", "num_examples", "lot_size", "seconds")
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What was measured for a cell; the attributes are those of the file."""
+    """The measurements of a cell, with the attributes of the file."""
 
     flags: tuple[str, ...]
     seeds: Mapping[int, Mapping]
 
     def is_of(self, cell: Cell) -> bool:
-        """Whether it was made with the flags that the catalogue has now."""
+        """Whether it was made with the current flags of the catalogue."""
         return {*self.flags} == {*cell.flags}
 
 
@@ -40,21 +40,21 @@ Records = Mapping[str, Record]
 
 
 def kept(content: Mapping) -> dict:
-    """Returns what a record has of a run.json of train.py."""
+    """Returns the facts of a run.json of train.py that a record keeps."""
     noise, lost = content["noise_multiplier"], content["training"]["lost_steps"]
     run = {name: content[name] for name in _KEPT}
-    # Of a table with an entry for each step the ends are kept.
+    # Of a table with an entry for each step, only the ends are kept.
     run["noise_multiplier"] = [noise[0], noise[-1]] if isinstance(noise, list) else noise
     for kind in ("claimed", "proven"):
         names = ("epsilon", "delta", "adjacency", "reason")
         run[kind] = {n: v for n in names if (v := content[kind].get(n)) is not None}
-    if content["curve"]:  # whole examples, so four digits say all for up to 10,000 of them
+    if content["curve"]:  # shares of at most 10,000 examples, so four digits are exact
         run["curve"] = [[epoch, round(accuracy, 4)] for epoch, accuracy in content["curve"]]
     return run | ({"lost_steps": lost} if lost else {})
 
 
 def read(*paths: Path) -> dict[str, Record]:
-    """Returns the records in some files, by default those of the repository, by the names of cells."""
+    """Reads the records in some files, by default those of the repository, by the names of cells."""
     return {
         name: Record(
             tuple(content["flags"]), {int(seed): run for seed, run in content["seeds"].items()}
@@ -82,24 +82,24 @@ def write(path: Path, records: Records) -> None:
 
 
 def place(results: Path, cell: Cell) -> Path:
-    """Returns the folder of what is run here of a cell."""
+    """Returns the folder of the local results of a cell."""
     return Path(results, *cell.source.split(".", 3))
 
 
 def own(results: Path, cell: Cell) -> Record | None:
-    """Returns what was run here in the place of a cell, perhaps with other flags; None for nothing."""
+    """Returns the local record of a cell, perhaps with other flags, or None."""
     path = place(results, cell) / "record.json"
     return read(path)[cell.source] if path.exists() else None
 
 
 def collect(results: Path, cells: Iterable[Cell]) -> dict[str, Record]:
-    """Returns the records of what was run here of some cells."""
+    """Returns the local records of some cells, without those with other flags."""
     found = {cell.source: (cell, own(results, cell)) for cell in cells if cell.seeds}
     return {name: record for name, (cell, record) in found.items() if record and record.is_of(cell)}
 
 
 def merge(old: Records, new: Records) -> dict[str, Record]:
-    """Returns the records of both; those of `new` win, and replace all of other flags."""
+    """Merges records. Those of `new` win, and replace all records with other flags."""
     merged = dict(old)
     for name, record in new.items():
         same = name in old and {*old[name].flags} == {*record.flags}
@@ -108,7 +108,7 @@ def merge(old: Records, new: Records) -> dict[str, Record]:
 
 
 def runs_of(cell: Cell, records: Records) -> dict[int, Mapping]:
-    """Returns the recorded runs of a cell, by seed; none of those that have other flags."""
+    """Returns the recorded runs of a cell, by seed, without those with other flags."""
     record = records.get(cell.source)
     if record is None or not record.is_of(cell):
         return {}
@@ -117,7 +117,7 @@ def runs_of(cell: Cell, records: Records) -> dict[int, Mapping]:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What the seeds of a trained cell show; accuracies and errors in percent."""
+    """The runs of a trained cell with all seeds. Accuracies and errors are in percent."""
 
     runs: tuple[Mapping, ...]
 
@@ -128,16 +128,16 @@ class Measured:
 
     @property
     def error(self) -> float:
-        """Standard error of the mean; 0 for a single seed."""
+        """Standard error of the mean, 0 for a single seed."""
         n = len(self.runs)
         accuracies = [100 * run["test_accuracy"] for run in self.runs]
         return statistics.stdev(accuracies) / math.sqrt(n) if n > 1 else 0.0
 
     def __str__(self) -> str:
-        """Mean ± standard error (number of seeds)."""
+        """Returns "mean ± standard error (number of seeds)"."""
         spread = f" ± {self.error:.2f}" if len(self.runs) > 1 else ""
         return f"{self.mean:.2f}{spread} ({len(self.runs)})"
 
     def epsilon(self, kind: str) -> float:
-        """The largest "claimed" or "proven" epsilon of all seeds."""
+        """Returns the largest "claimed" or "proven" epsilon of all seeds."""
         return max(float(run[kind]["epsilon"]) for run in self.runs)

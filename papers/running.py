@@ -1,6 +1,6 @@
-"""Runs what is missing of a cell: train.py, or a computation for each seed.
+"""Runs the missing seeds of a cell: by train.py, or by a computation for each seed.
 
-A finished training is not run again, and one that was interrupted is resumed by train.py.
+A finished training is not run again, and train.py resumes an interrupted one.
 """
 
 import contextlib
@@ -19,26 +19,29 @@ from papers.catalogue import ROOT, Cell, cells
 
 
 def run(cell: Cell, results: Path) -> records.Record:
-    """Runs the seeds of a cell that are not there yet, and before them the cell that it starts from.
+    """Runs the missing seeds of a cell, and before them the cell that it starts from.
 
     Args:
-        cell: the cell.
-        results: the folder of all results.
+        cell: The cell.
+        results: The folder of all results.
+
+    Returns:
+        The record of the cell.
 
     Raises:
-        RuntimeError, ValueError: something could not be run. The same call resumes it.
+        RuntimeError, ValueError: If something could not be run. The same call resumes it.
     """
     path = records.place(results, cell) / "record.json"
     record = records.own(results, cell) or records.Record(cell.flags, {})
     if not record.is_of(cell):
         raise RuntimeError(
-            f"{path.parent} was made with other flags than the catalogue has now. "
-            "Remove it, or choose another folder of --results."
+            f"{path.parent} was made with other flags than those in the catalogue now. Remove it, or "
+            "choose another folder of --results."
         )
     missing = [seed for seed in cell.seeds if seed not in record.seeds]
     seeds = dict(record.seeds)
     record = dataclasses.replace(record, seeds=seeds)
-    records.write(path, {cell.source: record})  # says whose place it is, also after a crash
+    records.write(path, {cell.source: record})  # identifies the folder, also after a crash
 
     def add(seed, run):
         seeds[seed] = {**run, "code": code_version()}
@@ -55,7 +58,7 @@ def run(cell: Cell, results: Path) -> records.Record:
             run(dataclasses.replace(start, seeds=start.seeds[:1]), results)
         try:
             _train(command(cell, missing, results.resolve()), path.with_name("log.txt"))
-        finally:  # those that are finished, also if others are not
+        finally:  # finished seeds are recorded even if others fail
             for seed in missing:
                 if (made := path.with_name(f"seed={seed}") / "run.json").exists():
                     add(seed, records.kept(json.loads(made.read_text())))
@@ -63,7 +66,7 @@ def run(cell: Cell, results: Path) -> records.Record:
 
 
 def command(cell: Cell, seeds: Iterable[int], results: Path) -> list[str]:
-    """Returns the words of the command that runs some seeds of a cell."""
+    """Returns the command that runs some seeds of a cell, as a list of words."""
     if cell.computed:
         return ["python", "-m", "papers", "run", cell.name]
     if cell.start:
@@ -71,7 +74,7 @@ def command(cell: Cell, seeds: Iterable[int], results: Path) -> list[str]:
         weights = records.place(results, start) / f"seed={start.seeds[0]}" / "model.keras"
         settings = cell.settings | {"initial_weights": weights.resolve()}
         cell = dataclasses.replace(cell, settings=settings)
-    # Without a flag file train.py would take what is not named from a recipe.
+    # Without a flag file, train.py would take other settings from a recipe.
     words = ["python", "train.py", "--flagfile=papers/no_recipe.cfg", *cell.flags]
     words.append(f"--sweep=seed={','.join(map(str, seeds))}")
     return [*words, f"--model_dir={records.place(results, cell)}"]
@@ -79,8 +82,8 @@ def command(cell: Cell, seeds: Iterable[int], results: Path) -> list[str]:
 
 def _train(words, log):
     with open(log, "a") as file:
-        # In a session of its own: a terminal's Ctrl-C reaches this process alone, which passes one
-        # signal on. A training takes a second one as the wish to end at once.
+        # The training has its own session, so a terminal's Ctrl-C reaches only this process, which
+        # passes on one signal. A second one would end the training at once.
         process = subprocess.Popen(
             [sys.executable, *words[1:]], cwd=ROOT, stdout=file, stderr=file, start_new_session=True
         )
@@ -99,7 +102,7 @@ def _train(words, log):
 def code_version() -> dict:
     """Returns the version of tfdp, its commit, and whether it was changed since.
 
-    It is read once in a process: what was committed since is not what runs.
+    It is read only once in a process, because later commits are not the code that runs.
     """
     found = {"tfdp": tfdp.__version__, "commit": None, "changed": None}
     git = functools.partial(subprocess.run, capture_output=True, text=True, check=True, cwd=ROOT)

@@ -8,9 +8,9 @@ def build(keras, name, model_class, positions):
 
     Args:
         keras: `tf.keras` (Keras 2) or `keras`.
-        name: the name of a model in `protocol.SHAPES`.
-        model_class: a class or function that makes a model of `inputs` and `outputs`.
-        positions: a function of token ids [rows, tokens], which returns the positions 0, 1, ... of
+        name: The name of a model in `protocol.SHAPES`.
+        model_class: A class or function that makes a model of `inputs` and `outputs`.
+        positions: A function of token ids [rows, tokens], which returns the positions 0, 1, ... of
             the tokens in the same shape.
     """
     shape = protocol.SHAPES[name]

@@ -1,7 +1,7 @@
-"""Says where the time of a step goes on a GPU: `python profile_tfdp.py MODEL LOT SUBJECT`.
+"""Shows where the time of a step goes on a GPU: `python profile_tfdp.py MODEL LOT SUBJECT`.
 
-SUBJECT is one of `run_tfdp.py`'s, such as keras_tf, tfdp or tfdp_xla. TensorFlow's profiler records
-some steps after others; the kernels of the GPU are summed by the operation that asked for them.
+SUBJECT is one of those of `run_tfdp.py`, such as keras_tf, tfdp or tfdp_xla. TensorFlow's profiler
+records several steps. The times of the GPU's kernels are added for each operation that started them.
 """
 
 import collections
@@ -31,7 +31,7 @@ def main(model, lot, subject):
     with tempfile.TemporaryDirectory() as folder:
 
         class Profile(keras.callbacks.Callback):
-            # Not around `fit`, whose beginning and end take as long as some steps.
+            # The profile excludes the beginning and end of `fit`, which take as long as some steps.
             def on_epoch_begin(self, epoch, logs=None):
                 if epoch == WARM:
                     turn.time()
@@ -50,7 +50,7 @@ def main(model, lot, subject):
 
 
 def _kernels(content):
-    """Yields (stream, start in s, seconds, kernel, operation) of what the GPU did."""
+    """Yields (stream, start in s, seconds, kernel, operation) of each kernel that ran on the GPU."""
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     space = xplane_pb2.XSpace.FromString(content)

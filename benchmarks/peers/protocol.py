@@ -35,8 +35,8 @@ SHAPES = {
 }
 # Models with a label for each pixel.
 SEGMENTATION = ("u_net",)
-# Rows of an epoch, and lots of models that are not listed: enough that what an epoch costs beside its
-# steps is small, as in real trainings. (Keras took 30 ms for each epoch of an MLP of .65 ms a step.)
+# Rows of an epoch, and lots of models that are not listed: enough that the cost of an epoch besides its
+# steps is small, as in real trainings. (Keras took 30 ms for each epoch of an MLP of 0.65 ms a step.)
 _ROWS = {"mlp": 32_000, "tutorial_cnn": 19_200, "lenet5": 19_200, "cifar_tutorial": 3_200}
 _ROWS |= dict.fromkeys(("bilstm", "transformer", "lstm"), 6_400)
 _LOTS_OF_LARGE_MODELS = 8
@@ -45,9 +45,9 @@ LEARNING_RATE = 0.01
 L2_NORM_CLIP = 1.0
 NOISE_MULTIPLIER = 1.1
 _FEWEST_TIMES = 3
-# What TensorFlow, JAX and PyTorch say when a GPU's memory is full.
+# Errors of TensorFlow, JAX and PyTorch if a GPU's memory is full.
 _OUT_OF_MEMORY = ("ResourceExhausted", "RESOURCE_EXHAUSTED", "OutOfMemoryError", "out of memory")
-# How float32 numbers are multiplied, or what else numbers are between layers; CPUs have the first only.
+# The precision of float32 products, or another type between layers. CPUs have only the first.
 PRECISIONS = ("float32", "tensor_float_32", "mixed_bfloat16")
 
 
@@ -60,17 +60,17 @@ class TooSlow(Exception):
 
 
 class Unsupported(Exception):
-    """The framework cannot train this model in the requested way."""
+    """Error for a framework that cannot train the model in the requested way."""
 
 
 class Turn:
     """A place among processes that share a machine: they prepare side by side and time one by one.
 
-    Who wants to time goes first: otherwise one that prepares its next point would keep the others
-    waiting each time.
+    Processes that wait to time go first. Otherwise one that prepares its next point would keep the
+    others waiting each time.
 
     Args:
-        path: a file that they share, or None for a process that has the machine for itself.
+        path: A file that the processes share. None for a process that has the machine for itself.
     """
 
     def __init__(self, path=None):
@@ -78,7 +78,7 @@ class Turn:
         self._files = [open(name, "w") for name in names]  # noqa: SIM115
 
     def prepare(self):
-        """Waits until nobody times or wants to; others may prepare as well."""
+        """Waits until no process times or waits to time. Others may prepare as well."""
         if self._files:
             machine, wishes = self._files
             fcntl.flock(machine, fcntl.LOCK_UN)
@@ -88,23 +88,23 @@ class Turn:
             fcntl.flock(wishes, fcntl.LOCK_UN)
 
     def time(self):
-        """Waits until nobody prepares or times; others wait until this process prepares again."""
+        """Waits until no process prepares or times. Others wait until this one prepares again."""
         if self._files:
             machine, wishes = self._files
-            # Two processes with the wish would otherwise wait for each other.
+            # Otherwise two processes that wait to time would wait for each other.
             fcntl.flock(machine, fcntl.LOCK_UN)
             fcntl.flock(wishes, fcntl.LOCK_SH)
             fcntl.flock(machine, fcntl.LOCK_EX)
 
 
 class Clock:
-    """Measures the time of a step, as the mean over the steps between two ticks, data included.
+    """Measures the time of a step with its data, as the mean over the steps between two ticks.
 
     Args:
-        spec: a dict with "steps", the number of steps to time; "warmup", the number of steps before
+        spec: A dict with "steps", the number of steps to time; "warmup", the number of steps before
             them; "seconds", the time after which fewer steps of either kind are enough; and
             "max_step_seconds", the limit on the time of a step.
-        turn: the `Turn` of this process, which is asked for before the first timed step.
+        turn: The `Turn` of this process, which begins to time with the first timed step.
     """
 
     def __init__(self, spec, turn=None):
@@ -199,7 +199,7 @@ def fit(keras, model, clock, x, y, callbacks=()):
     """Trains a compiled model of Keras 2 or 3 until the clock stops it: one step, then epochs.
 
     Args:
-        callbacks: those of the epochs.
+        callbacks: Callbacks of the epochs.
     """
     rest = {"batch_size": clock.spec["lot"], "verbose": 0}
     model.fit(x, y, steps_per_epoch=1, callbacks=[_ticks(keras, clock, 1)], **rest)
@@ -211,7 +211,7 @@ def fit(keras, model, clock, x, y, callbacks=()):
 def _ticks(keras, clock, steps):
 
     class Ticks(keras.callbacks.Callback):
-        # Not once a step: reading the loss waits for the step, which few trainings do.
+        # The loss is not read in each step, because that waits for the step, and few trainings do it.
         def on_epoch_end(self, epoch, logs=None):
             for value in (logs or {}).values():
                 float(value)  # waits until the framework has computed the steps
@@ -234,7 +234,7 @@ def main(run):
     """Reads a spec from the command line, runs it and prints the answers as JSON.
 
     Args:
-        run: a function of the spec and of a function that starts a `Clock`. It trains until the clock
+        run: A function of the spec and of a function that starts a `Clock`. It trains until the clock
             stops it and returns a dict that is added to the answer, such as the versions.
     """
     spec = json.loads(sys.argv[1])

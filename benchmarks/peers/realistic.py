@@ -1,4 +1,4 @@
-"""Models as people bring them: from keras.applications, with layers of their own, with LoRA."""
+"""Realistic models: from keras.applications, with custom layers, with LoRA."""
 
 import keras
 import protocol
@@ -9,8 +9,8 @@ def build(name, **options):
     """Builds a model of `BUILDERS` with the inputs of `protocol.SHAPES`, without batch statistics.
 
     Args:
-        name: a name in `BUILDERS`.
-        options: what the model is called with: `vocabulary`, a number of tokens, for "lstm".
+        name: A name in `BUILDERS`.
+        options: Arguments of the builder: `vocabulary`, the number of tokens, for "lstm".
     """
     return BUILDERS[name](protocol.SHAPES[name], **options)
 

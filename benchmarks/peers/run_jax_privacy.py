@@ -33,7 +33,7 @@ def run(spec, start):
     names = ("jax", "keras", "jax-privacy")
     answer = {"versions": {name: importlib.metadata.version(name) for name in names}}
     if protocol.on_gpu(spec):
-        # The peak of the process: JAX cannot set it back.
+        # The peak of the whole process, which JAX cannot reset.
         answer["peak_mib"] = jax.local_devices()[0].memory_stats()["peak_bytes_in_use"] / 2**20
     return answer
 

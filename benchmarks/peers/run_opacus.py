@@ -64,7 +64,7 @@ def run(spec, start):
 
 
 def _choose(spec, torch):
-    """Chooses the precision; forgets the point before; returns the name of the device."""
+    """Chooses the precision, and forgets the previous point. Returns the name of the device."""
     gc.collect()
     if not protocol.on_gpu(spec):
         return "cpu"

@@ -69,7 +69,7 @@ def compiled(spec):
 
 
 def _choose(spec, keras, tf):
-    """Chooses the device and the precision; forgets the point before."""
+    """Chooses the device and the precision, and forgets the previous point."""
     keras.utils.clear_session()
     gc.collect()
     if not protocol.on_gpu(spec):

@@ -9,8 +9,8 @@ def build(name, private):
     """Builds a model.
 
     Args:
-        name: the name of a model in `protocol.SHAPES`.
-        private: whether LSTM and attention are Opacus' layers.
+        name: The name of a model in `protocol.SHAPES`.
+        private: Whether LSTM and attention are Opacus' layers.
     """
     return _MODELS[name](private)
 
@@ -119,7 +119,8 @@ class _BiLSTM(nn.Module):
 
     def forward(self, tokens):
         outputs, _ = self.lstm(self.embedding(tokens))
-        # Keras returns the last state of each direction; the backward pass ends at the first token.
+        # Keras returns the last state of each direction. The backward direction ends at the first
+        # token.
         return self.head(torch.cat([outputs[:, -1, :64], outputs[:, 0, 64:]], dim=1))
 
 

@@ -73,8 +73,7 @@ def attack_experiment(
     """Measures how well an adversary who sees only the released model can tell who was in the data.
 
     It trains the experiment several times, with a random half of some examples, and runs membership
-    inference attacks on the models. In contrast to `audit_experiment`, this shows the practical risk
-    and also works without privacy, but it tests an epsilon less sharply.
+    inference attacks on the models. In contrast to `audit_experiment`, it also works without privacy.
 
     Args:
         experiment: The settings, with or without privacy.
