@@ -28,7 +28,7 @@ def write_text(store, name: str, text: str) -> None:
 
 
 def read_text(store, name: str) -> str | None:
-    """The text beside the variables of the model that is being loaded, or None.
+    """Returns the text beside the variables of the model that is being loaded, or None.
 
     Args:
         store: The argument of `load_own_variables` of a model.
@@ -39,7 +39,7 @@ def read_text(store, name: str) -> str | None:
 
 
 def optimizer_in(store) -> dict[str, np.ndarray]:
-    """The variables of the optimizer in the file that a model is being loaded from, by number.
+    """Returns the optimizer's variables in the file that a model is being loaded from, by number.
 
     Args:
         store: The argument of `load_own_variables` of a model. It is left at another group, since
@@ -53,13 +53,13 @@ def optimizer_in(store) -> dict[str, np.ndarray]:
 
 
 def add_text(path, name: str, text: str) -> None:
-    """Writes a text into a `.lora.h5` file, which KerasHub wrote, beside its arrays."""
+    """Adds a text to a `.lora.h5` file that KerasHub wrote, beside its arrays."""
     with h5py.File(path, "a") as file:
         file["lora"].attrs[name] = text
 
 
 def texts_in(path, name: str) -> list[str]:
-    """All texts of a name in a `.keras` or HDF5 file that Keras or KerasHub can load."""
+    """Returns all texts with a name in a `.keras` or HDF5 file that Keras or KerasHub can load."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             path = io.BytesIO(archive.read("model.weights.h5"))

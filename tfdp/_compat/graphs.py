@@ -5,35 +5,35 @@ from tensorflow.python.ops.parallel_for import pfor
 
 
 def is_custom_gradient(operation) -> bool:
-    """Whether an operation ends a `tf.custom_gradient`; its inputs are results, then arguments."""
+    """Whether an operation ends a `tf.custom_gradient`. Its inputs are results, then arguments."""
     if operation.type != "IdentityN":
         return False
     return operation.node_def.attr["_gradient_op_type"].s.startswith(b"CustomGradient-")
 
 
 def captured(graph: tf.Graph) -> list:
-    """The pairs (outer tensor, inner tensor) that a function's graph captures.
+    """Returns the pairs (outer tensor, inner tensor) that a function's graph captures.
 
-    This is `FuncGraph.captures`; the list is empty for a plain `tf.Graph`, which captures nothing.
+    This is `FuncGraph.captures`. The list is empty for a plain `tf.Graph`, which captures nothing.
     """
     return list(getattr(graph, "captures", []))
 
 
 def called_graph(operation: tf.Operation):
-    """The graph of the function that an operation of a graph calls, or None if it calls none."""
+    """Returns the graph of the function that an operation calls, or None if it calls none."""
     if operation.type not in ("PartitionedCall", "StatefulPartitionedCall"):
         return None
     return operation.graph._get_function(operation.get_attr("f").name).graph
 
 
 class Dependence:
-    """Decides for tensors in the graph of one row's pass whether they depend on the row.
+    """Determines whether tensors in the graph of one row's pass depend on the row.
 
-    In `tf.vectorized_map`, all that do are computed from the number of the row, which is a placeholder
-    with a default. In the graph of a loop's body, every argument counts as depending on it.
+    In `tf.vectorized_map`, such tensors are computed from the number of the row, which is a placeholder
+    with a default. In the graph of a loop's body, every argument counts as depending on the row.
 
     Args:
-        weights: Tensors that do not depend on the row, whatever they are computed from.
+        weights: Tensors that count as independent of the row, whatever they are computed from.
     """
 
     def __init__(self, weights=()):
@@ -55,7 +55,7 @@ class Dependence:
 
 
 def _draws(operation):
-    """Whether an operation has a state, such as a generator's, so that its results differ by row."""
+    """Whether an operation has a state, such as a generator has, so that its results differ by row."""
     return operation.op_def.is_stateful and operation.type not in _READS
 
 
@@ -64,7 +64,7 @@ _READS = ("ReadVariableOp", "ResourceGather", "VarHandleOp")
 
 
 def _sources(operation):
-    """The operations that an operation takes its inputs from; None if it depends on the row itself."""
+    """Returns the operations that an operation gets inputs from. None if it depends on the row."""
     if operation.type == "PlaceholderWithDefault" or _draws(operation):
         return None
     if operation.type != "Placeholder":
@@ -77,7 +77,7 @@ def _sources(operation):
 
 
 def reached(tensors: list) -> set:
-    """Returns the operations that the given tensors of a graph reach, with those they come from."""
+    """Returns the operations that depend on some tensors of a graph, and those that compute these."""
     found, waiting = {tensor.op for tensor in tensors}, [*tensors]
     while waiting:
         new = {*waiting.pop().consumers()} - found
@@ -87,7 +87,7 @@ def reached(tensors: list) -> set:
 
 
 class NotReplayable(Exception):
-    """A graph has an operation that cannot be repeated by itself."""
+    """Error for a graph with an operation that cannot be repeated by itself."""
 
 
 def replayed(wanted: list, known: dict) -> list:
@@ -98,8 +98,8 @@ def replayed(wanted: list, known: dict) -> list:
 
     Args:
         wanted: Tensors of one graph.
-        known: {reference to tensor of that graph: value}; the operations before these are not
-            repeated.
+        known: Values of tensors of that graph, {reference to tensor: value}. The operations before
+            these tensors are not repeated.
 
     Raises:
         NotReplayable: If an operation calls a function, or an argument of the graph has no value.
@@ -116,8 +116,8 @@ def outside(tensor: tf.Tensor) -> tf.Tensor:
     """Returns the value of a tensor in the graph that is being built.
 
     Args:
-        tensor: Of that graph, or of a graph inside of it; there it depends on captured tensors
-            only.
+        tensor: A tensor of that graph, or a tensor of a graph inside of it that depends only on
+            captured tensors.
     """
     while tensor.graph is not tf.compat.v1.get_default_graph():
         known = {inner.ref(): outer for outer, inner in captured(tensor.graph)}
@@ -126,7 +126,7 @@ def outside(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _needed(wanted, known):
-    """The operations that tensors come from, in the order in which they were traced."""
+    """Returns the operations that compute some tensors, in the order in which they were traced."""
     found, waiting = set(), [tensor for tensor in wanted if tensor.ref() not in known]
     while waiting:
         operation = waiting.pop().op

@@ -1,12 +1,12 @@
 """Rules of `tf.vectorized_map` for gradients of convolutions, and for convolutions of volumes.
 
-TensorFlow's rule for the filter gradient of a convolution is a loop over the examples, and fails where
-the padding is explicit. These rules compute it from patches; they loop only over images of unknown size
-and under explicit padding.
+TensorFlow's rule for the filter gradient of a convolution is a loop over the examples, and fails if the
+padding is explicit. These rules compute it from patches. They loop only if images have unknown sizes or
+the padding is explicit.
 
-Where all rows share the inputs (public examples), TensorFlow 2.21 silently merges the rows into the
-channels, which mixes up the groups of a grouped convolution; for a depthwise convolution it has no
-rule. These rules repeat the inputs for each row instead.
+If all rows share the inputs (public examples), TensorFlow 2.21 silently merges the rows into the
+channels, which mixes up the groups of a grouped convolution. It has no rule for a depthwise
+convolution. These rules repeat the inputs for each row instead.
 
 On a CPU, TensorFlow has neither groups nor channels first for volumes, so Keras compiles such layers
 with XLA. The vectorizer takes the compiled function apart. Therefore volumes are computed group by
@@ -105,12 +105,12 @@ def _is_channels_first(pfor_input):
 
 
 def _axis(pfor_input):
-    """The axis of the channels in one batch."""
+    """Returns the axis of the channels in one batch."""
     return 1 if _is_channels_first(pfor_input) else -1
 
 
 def _last(pfor_input, name):
-    """An attribute with one number for each axis, in the order with channels last."""
+    """Returns an attribute with one number for each axis, in the order with channels last."""
     found = list(pfor_input.get_attr(name))
     return [found[0], *found[2:], found[1]] if _is_channels_first(pfor_input) else found
 

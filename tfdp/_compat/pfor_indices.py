@@ -1,11 +1,11 @@
-"""Keeps an index that does not exist inside its own example, in `tf.vectorized_map`.
+"""Rules of `tf.vectorized_map` by which an invalid index affects only its own example.
 
 For a token beyond the vocabulary or a label that is not a class, TensorFlow raises an error on a CPU.
 Under XLA its rules for `tf.vectorized_map` are worse: the gradient of a table is one scatter for all
 examples, with the tables side by side, and an index beyond one table is an entry of the next. Both
 reveal information about one example, and the second changes the gradients of others.
 
-With the rules of this module, such an index results in NaN, as if the example contained one: its
+With the rules of this module, such an index results in NaN, as if the example contained a NaN: its
 gradient counts as zero, and the diagnostics count the example.
 """
 
@@ -87,7 +87,7 @@ def _safe(indices, good):
 
 
 def _all_of_row(values):
-    """Returns bool [rows]: whether all entries of a row are true."""
+    """Returns whether all entries of a row are true, bool [rows]."""
     return tf.reduce_all(values, axis=list(range(1, values.shape.rank)))
 
 
@@ -95,7 +95,7 @@ def _poisoned(values, bad):
     """Returns `values` with NaN, or for integers the least number, where `bad` is true.
 
     Args:
-        values: [rows, ...].
+        values: Numbers, [rows, ...].
         bad: Bool, with the first axes of `values`.
     """
     if values.dtype.is_floating:

@@ -1,7 +1,7 @@
 """Rules of `tf.vectorized_map` for Keras' layers, where TensorFlow's are missing, wrong or slow.
 
-Where the inputs have a batch axis, the examples are merged with it, so one operation serves them all.
-`pfor_convolutions` has the gradients of convolutions, and `pfor_indices` look-ups and scatters.
+If the inputs have a batch axis, the examples are merged with it, so one operation serves all of them.
+`pfor_convolutions` has the gradients of convolutions, and `pfor_indices` has look-ups and scatters.
 """
 
 import numpy as np
@@ -68,12 +68,12 @@ def on_batch(own, pfor_input):
 
 
 def on_merged(pfor_input, with_batch: list, into_shape: bool = False):
-    """The conversion of an operation that merges the examples with its batch axis.
+    """Converts an operation by merging the examples with its batch axis.
 
     Args:
         pfor_input: The operation, as a rule receives it.
-        with_batch: The inputs with a batch axis. All others have to be the same for all examples.
-        into_shape: Whether input 0 is the shape of the result, batch included.
+        with_batch: The inputs with a batch axis. All others must be the same for all examples.
+        into_shape: Whether input 0 is the shape of the result, including the batch.
     """
     pfor_input.stack_inputs(with_batch)
     rows, inputs = pfor_input.pfor.loop_len_vector, []
@@ -92,7 +92,7 @@ def on_merged(pfor_input, with_batch: list, into_shape: bool = False):
 
 
 def _first(of_row):
-    """The first length of a row's tensor, or None."""
+    """Returns the first length of a row's tensor, or None."""
     return of_row.shape[0] if of_row.shape.rank else None
 
 
@@ -133,7 +133,7 @@ def softmax(_, pfor_input):
 
 @rule("BatchMatMulV2", "MatMul")
 def product(own, pfor_input):
-    """A product with a matrix that all rows share is one plain product, which is also faster.
+    """Converts a product with a matrix that all rows share to one plain product, which is faster, too.
 
     In TensorFlow 2.21 on a CPU with oneDNN, `tf.matmul` of [n, 1, t, p] with [p, q] writes out of
     bounds ("free(): invalid pointer", or wrong numbers). A batch of one under `tf.vectorized_map` is
@@ -173,7 +173,7 @@ def _length(tensor, axis):
 
 @rule("BatchMatMulV3")
 def broadcast(_, pfor_input):
-    """Axes before the last two are broadcast; quantized layers use this product."""
+    """Broadcasts the axes before the last two. Quantized layers use this product."""
     pfor_input.expanddim_inputs_for_broadcast()
     given = [pfor_input.input(index).t for index in range(pfor_input.num_inputs)]
     return [wrap(output, True) for output in created(pfor_input, given)]
@@ -181,7 +181,7 @@ def broadcast(_, pfor_input):
 
 @rule("BiasAdd")
 def bias(own, pfor_input):
-    """A bias along the first axis after the batch (NCHW), where TensorFlow expects exactly four axes.
+    """Adds a bias along the first axis after the batch (NCHW); TensorFlow expects exactly four axes.
 
     Keras uses this operation to add any weight with a single axis longer than one to a tensor of any
     rank, such as the bias of an EinsumDense with `bias_axes`.
@@ -230,7 +230,7 @@ def squeeze(own, pfor_input):
 
 @rule("Roll")
 def roll(own, pfor_input):
-    # TensorFlow's rule is off by one for a negative axis; for -1, it takes the axis of the examples.
+    # TensorFlow's rule is off by one for a negative axis. For -1, it takes the axis of the examples.
     axis, rank = pfor_input.unstacked_input(2), tf.rank(pfor_input.stacked_input(0)) - 1
     axis = tf.where(axis < 0, axis + tf.cast(rank, axis.dtype), axis)
     pfor_input._inputs[2] = wrap(axis, False)

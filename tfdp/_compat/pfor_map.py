@@ -77,19 +77,19 @@ _CALLS = ("Case", "If", "PartitionedCall", "While")  # these call functions of t
 
 
 def vectorized_map(function: Callable, rows, failed: list | None = None):
-    """Maps `function` over rows with `tf.vectorized_map`, by the rules of the operations in `TRUSTED`.
+    """Maps a function over rows with `tf.vectorized_map`, by the rules of the operations in `TRUSTED`.
 
-    Any other operation, and one whose rule does not cover inputs that differ by row, runs for one row
-    at a time, with a warning. If that is impossible, the map raises an error.
+    Any other operation runs for one row at a time, with a warning, and so does one whose rule does not
+    cover inputs that differ by row. If that is impossible, the map raises an error.
 
-    TensorFlow's table of rules stays as it is: its vectorizer asks an operation for its attribute
+    TensorFlow's table of rules does not change: its vectorizer asks an operation for its attribute
     `pfor_converter` first. Maps inside of `function` are TensorFlow's own.
 
     Args:
-        function: Maps the tensors of one row, without leading axis, to tensors. Additions in it are
-            those of a larger batch (`keras.as_in_a_larger_batch`).
-        rows: A structure of tensors with a common leading axis.
-        failed: A list that gets the operations whose conversion raised, the inner ones first.
+        function: A function that maps the tensors of one row, without leading axis, to tensors.
+            Additions in it are those of a larger batch (`keras.as_in_a_larger_batch`).
+        rows: A structure of tensors [rows, ...].
+        failed: A list, to which the operations are appended whose conversion raised, inner ones first.
     """
 
     def convert(pfor_input):
@@ -117,7 +117,7 @@ def vectorized_map(function: Callable, rows, failed: list | None = None):
 
 
 def _mark(graph, convert):
-    """Gives all operations of a graph, and of the functions that it calls, this conversion."""
+    """Sets the conversion of all operations of a graph, and of the functions that it calls."""
     for operation in graph.get_operations():
         operation.pfor_converter = convert
         if operation.type.removeprefix("Stateless").removeprefix("Stateful") in _CALLS:
@@ -131,7 +131,7 @@ def _mark(graph, convert):
 
 @contextlib.contextmanager
 def _without_log_of_state():
-    """Context in which TensorFlow does not log its whole state for each error; tfdp raises its own."""
+    """Context in which TensorFlow does not log its state for each error. tfdp raises its own errors."""
 
     def is_other(record):
         text = record.getMessage()
@@ -187,11 +187,10 @@ def _can_loop(operation):
 
 
 def batch_of_one(tree):
-    """Gives every leaf [...], which is one example, a leading axis of length one.
+    """Adds a leading axis of length one to every leaf [...] of one example.
 
-    Where shapes are known, the vectorized graph has far fewer operations. But the length of a tensor
-    with no other axis stays unknown, because Keras' layers would treat an axis of length one as one of
-    features.
+    With known shapes, the vectorized graph has far fewer operations. But the length of a tensor with no
+    other axis stays unknown, because Keras' layers would treat an axis of length one as features.
     """
 
     def grown(leaf):

@@ -75,8 +75,8 @@ def repeats(dataset: tf.data.Dataset, before_batches: bool = False) -> bool:
 
     Args:
         dataset: The dataset.
-        before_batches: Whether only a `repeat` before the last operation that makes batches
-            matters.
+        before_batches: Whether to count only a `repeat` before the last operation that makes
+            batches.
     """
     kind, inputs = type(dataset).__name__, dataset._inputs()
     if not before_batches and kind == "_RepeatDataset":
@@ -90,7 +90,7 @@ def repeats(dataset: tf.data.Dataset, before_batches: bool = False) -> bool:
 
 
 class Begun(tf.data.Dataset):
-    """A dataset whose first iteration uses an existing iterator; later ones make new iterators.
+    """A dataset whose first iteration uses an existing iterator. Later ones make new iterators.
 
     A strategy with several replicas reads the dataset by itself and does not use that iterator.
     """
@@ -129,7 +129,7 @@ def outside_of_graphs():
 
 
 def concrete_function(function, *specs):
-    """The concrete function of a `tf.function`, whose graph is freed together with it.
+    """Returns the concrete function of a `tf.function`, whose graph is freed together with it.
 
     `get_concrete_function` never takes apart the reference cycles of the graph
     (`_get_concrete_function_garbage_collected`).
@@ -138,7 +138,7 @@ def concrete_function(function, *specs):
 
 
 def scratch_graph() -> contextlib.AbstractContextManager:
-    """A graph that never runs, as context; variables that are made in it live outside of it.
+    """Context of a graph that never runs. Variables that are made in it belong to the outside.
 
     `tf.function` traces a function that makes variables twice.
     """
@@ -146,7 +146,7 @@ def scratch_graph() -> contextlib.AbstractContextManager:
 
 
 def with_gradient(results: list, arguments: list, backward) -> list:
-    """The results of a computation in a graph, with a custom gradient.
+    """Returns the results of a computation in a graph, with a custom gradient.
 
     `tf.custom_gradient` does the same but keeps the graph in memory forever, in its registry.
 
@@ -173,7 +173,7 @@ def _own_gradient(operation, *at_outputs):
 
 
 def variable_name(handle) -> str | None:
-    """The name of the variable that an eager resource handle belongs to, or None if it is unknown.
+    """Returns the name of the variable that an eager resource handle belongs to, None if unknown.
 
     The name is read from the `repr` of the handle, where it is quoted and may end with a number.
     """
@@ -187,5 +187,5 @@ def on_gpu() -> bool:
 
 
 def on_plain_cpu() -> bool:
-    """Whether operations run on a CPU without XLA; some methods were measured only there."""
+    """Whether operations run on a CPU without XLA. Some methods were measured only there."""
     return not (inside_xla() or on_gpu())
