@@ -323,8 +323,8 @@ def test_a_declared_epoch_of_another_length_raises(length):
 @pytest.mark.parametrize(
     ("given", "options", "message"),
     [
-        (lambda: batched().repeat(), {}, "Leave out `repeat`"),
-        (lambda: batched(24).repeat(2), {}, "Leave out `repeat`"),
+        (lambda: batched().repeat(), {}, "Remove `repeat`"),
+        (lambda: batched(24).repeat(2), {}, "Remove `repeat`"),
         (lambda: batched().filter(lambda *_: True), {}, "number of batches"),
         (lambda: iter(batches()), {}, "number of batches"),
         (batched, {"steps_per_epoch": 2}, "steps_per_epoch"),

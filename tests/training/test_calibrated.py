@@ -142,7 +142,7 @@ def released_means():
         ),
         ({"data": iter([(X[:4], Y[:4])]), "batch_size": None}, ValueError, "tf.data.Dataset"),
         ({"optimizer": "sdg"}, ValueError, "sdg"),
-        ({"optimizer": built()}, ValueError, "not used yet"),
+        ({"optimizer": built()}, ValueError, "unused optimizer"),
         ({"optimizer": released_means()}, CalibrationError, "noise"),
         ({"max_grad_norm": 1.0}, TypeError, "max_grad_norm"),
         ({"enginee": "auto"}, TypeError, "'enginee'"),

@@ -57,8 +57,8 @@ def transformer(inputs, num_classes, activation):
     711,818 weights for rows of 64 tokens out of 10,000, and ten classes.
     """
     length = inputs.shape[1]
-    # The positions are computed from the inputs, so that they have a batch axis: the ghost engine
-    # assumes that a layer mixes examples if its input has none.
+    # The positions are computed from the inputs, because a functional model lacks a layer that is
+    # called on constants only.
     positions = ops.cumsum(ops.ones_like(inputs), axis=1) - 1
     x = layers.Embedding(NUM_TOKENS, _WIDTH, name="embedding")(inputs)
     x = layers.Add(name="embed")([x, layers.Embedding(length, _WIDTH, name="position")(positions)])
