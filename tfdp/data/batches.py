@@ -61,7 +61,14 @@ class SourceBatches(keras.utils.PyDataset):
         return spec_of(self.source.rows(np.zeros(1, np.int64)))
 
     def cause_of(self, error: tf.errors.OpError) -> Exception:
-        """Returns the exception of the source that TensorFlow turned into `error`."""
+        """Returns the Python exception behind an error that TensorFlow raised while it read batches.
+
+        TensorFlow converts exceptions in Python code to its own errors. `fit` and `evaluate` of a
+        private model raise the original exception themselves.
+
+        Args:
+            error: The error that TensorFlow raised.
+        """
         return self._calls.cause_of(error)
 
 

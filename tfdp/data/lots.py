@@ -42,7 +42,7 @@ _WHOLE = Shares()
 
 
 class Lots:
-    """An endless sequence of lots, the training data of a private model.
+    """An endless sequence of lots (logical batches), the training data of a private model.
 
     `make_lots` creates it from data and the name of a sampling scheme. Pass it to `fit`, or iterate
     over `as_dataset()` in your own loop.
@@ -266,7 +266,7 @@ class Lots:
         return self.source.fingerprint()
 
     def cause_of(self, error: tf.errors.OpError) -> Exception:
-        """Returns the exception, in a source or a function, that TensorFlow turned into `error`."""
+        """Returns the Python exception behind an `error` that TensorFlow raised while lots were read."""
         return self._calls.cause_of(error)
 
     def new_order(self) -> bytes:

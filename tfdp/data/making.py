@@ -57,14 +57,15 @@ def make_lots(
         sample_weight: Finite weights of at least 0: an array of shape (N,) with a weight for each
             example, or (N, tokens, ...) with one for each token, or such an array for each target,
             in the structure of `y`. 1 by default. An example without a weight above 0 is absent.
-        seed: An integer that makes the draws reproducible, for tests and debugging. By default the
-            draws come from the operating system's entropy.
+        seed: An integer that makes the draws reproducible, for tests and debugging. Nothing finite is
+            proven for random lots with a seed. By default the draws are secret, from the operating
+            system's entropy.
         row_multiple: None pads all lots to one number of rows, so that XLA compiles once. With an
             integer, each lot is padded to the next multiple of it: less padding, but shapes that
             vary from lot to lot. See `row_multiple_for`.
         microbatch_size: m, a divisor of L, for an optimizer with `num_microbatches`, which clips the
             mean gradient of m examples. Lots are then drawn from whole groups of m neighbouring
-            examples, which sampling amplifies. 1 by default.
+            examples, which sampling amplifies. Set it only with `num_microbatches`. 1 by default.
         groups: Number of groups that take turns, for "cyclic_poisson" only, which requires it; see
             `schemes.CyclicPoisson`.
         nominal_examples: N, chosen without looking at the data, for "poisson" only; see
@@ -79,8 +80,8 @@ def make_lots(
         augmentations: K, the number of views (such as augmented copies) of each example, which a
             function of `Lots.map` makes. Their gradients are averaged, and the average is clipped
             (De et al. 2022, section 3.2). Each view is a row. 1 by default.
-        privacy_ids: The person of each example, N integers or texts. Lots then draw people: N, L and
-            `nominal_examples` count people, and the guarantee is for a person.
+        privacy_ids: The person of each example, one integer or text for each. Lots then draw people:
+            N, L and `nominal_examples` count people, and the guarantee is for a person.
         examples_per_person: k, the largest number of a person's examples in a lot, chosen at random.
             They are averaged and clipped as one. Required with `privacy_ids`. Lots have k rows for
             each person, so a k above the usual number of examples costs time and memory.

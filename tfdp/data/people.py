@@ -98,7 +98,7 @@ def split_people(privacy_ids: Any, fraction: float, seed: int = 0) -> tuple[np.n
     that it was trained on.
 
     Args:
-        privacy_ids: The person of each example, N integers or texts, as for `make_lots`.
+        privacy_ids: The person of each example, one integer or text for each, as for `make_lots`.
         fraction: Fraction of the people to hold out, in (0, 1).
         seed: Seed for the choice of the people.
 

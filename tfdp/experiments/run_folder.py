@@ -169,7 +169,7 @@ class RunFolder:
     def commit(self, record: Mapping, card: str, save_model: Callable[[str], object]) -> None:
         """Writes the result of a training that has begun, and moves it into place by one rename.
 
-        The state of the training is discarded when the folder is left.
+        `run_into` calls it. The state of the training is discarded when the folder is left.
 
         Args:
             record: The JSON-safe content of run.json, without the settings.

@@ -108,7 +108,6 @@ class ModelPrivacy:
         Returns:
             Rising false positive rates, and the smallest false negative rate of a test at each.
 
-
         Raises:
             ValueError: As in `spent`.
         """
