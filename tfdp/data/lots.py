@@ -266,7 +266,7 @@ class Lots:
         return self.source.fingerprint()
 
     def cause_of(self, error: tf.errors.OpError) -> Exception:
-        """Returns the Python exception behind an `error` that TensorFlow raised while lots were read."""
+        """Returns the Python exception behind an error that TensorFlow raised while it read lots."""
         return self._calls.cause_of(error)
 
     def new_order(self) -> bytes:

@@ -228,9 +228,8 @@ class ModelPrivacy:
     def budget(self) -> PrivacyBudget | None:
         """The largest epsilon and delta that may be spent on these weights, or None for no limit.
 
-        A step beyond it raises `BudgetExhausted`. Assigning a budget replaces earlier ones, even
-        smaller ones, for every model with these weights; `make_private(model, budget=...)` adds one to
-        them.
+        A step beyond it raises `BudgetExhausted`. Assigning a budget replaces all earlier ones, for
+        every model with these weights; `make_private(model, budget=...)` adds one to them.
         """
         return self.ledger.budget
 
