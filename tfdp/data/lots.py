@@ -44,8 +44,8 @@ _WHOLE = Shares()
 class Lots:
     """An endless sequence of lots (logical batches), the training data of a private model.
 
-    `make_lots` creates it from data and the name of a sampling scheme. Pass it to `fit`, or iterate
-    over `as_dataset()` in your own loop.
+    `make_lots` creates it from data and the name of a sampling scheme. Pass it to `fit`, or to
+    `model.privacy.steps` in your own loop.
 
     Every iterator has fresh random draws, even with a seed (unless iterators get the same `order`).
     With a seed, the draws of the k-th iterator depend on the seed and k only. The draws depend on the
@@ -305,7 +305,7 @@ class Lots:
     ) -> tf.data.Dataset:
         """Returns the lots as an infinite `tf.data.Dataset` of `(x, y, sample_weight)`.
 
-        `fit` calls it. Use it to look at lots, or in your own loop. Every element has `padded_size`
+        `fit` and `privacy.steps` call it. Use it to look at lots. Every element has `padded_size`
         rows; only an overflowing lot has more (with `row_multiple`, see `make_lots`). So the leading
         dimension of the element spec is None. `sample_weight` is float32, 0 for padding, of shape
         [rows] or of the shape and structure of the given weights. None in the data stays None. Lists

@@ -146,8 +146,8 @@ def make_private(
 
     Args:
         model: Any Keras model whose layers treat examples one by one.
-        engine: How per-example gradients are computed. All engines compute the same sums. "auto",
-            the default, and "ghost" never write out the gradient of the whole model for each example;
+        engine: How per-example gradients are computed, with the same result. "auto", the default,
+            and "ghost" never write out the gradient of the whole model for each example;
             "auto" also takes models with statistics='batch'. "vectorized" writes all of these
             gradients out. "loop" takes one example after the other: slow, but for any model that
             TensorFlow can differentiate.
