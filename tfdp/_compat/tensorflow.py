@@ -62,7 +62,7 @@ def as_one_replica():
 
 
 def size_of_batches(dataset: tf.data.Dataset) -> int | None:
-    """The batch size of the `batch` that made a dataset's elements, or None if that is not certain.
+    """Returns the batch size of the `batch` that made a dataset's elements, None if not certain.
 
     Nothing is read from the dataset (`ComputeBatchSize`); a `map` after `batch` hides it.
     """

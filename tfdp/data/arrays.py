@@ -21,7 +21,7 @@ def each_array(function: Callable, values: Any) -> Any:
 
 
 def all_arrays(values: Any) -> list:
-    """The arrays in a structure, without None."""
+    """Returns the arrays in a structure, without None."""
     return [leaf for leaf in tf.nest.flatten(values) if leaf is not None]
 
 
@@ -130,7 +130,7 @@ def _is_series(value: Any) -> bool:
 
 
 def common_length(x: Any, y: Any = None, sample_weight: Any = None) -> int:
-    """The common number of rows; ValueError if arrays differ in it or `x` has no array."""
+    """Returns the common number of rows. Raises ValueError if it differs, or `x` has no array."""
     lengths = {leaf.shape[0] for leaf in all_arrays((x, y, sample_weight))}
     if not all_arrays(x):
         raise ValueError(
@@ -168,7 +168,7 @@ def texts_as_tensors(values: Any) -> Any:
 
 
 def as_weights(weights: Any) -> np.ndarray:
-    """Sample weights as float32, [rows] or [rows, tokens, ...]; ValueError if one is invalid."""
+    """Returns sample weights as float32, [rows, ...]. Raises ValueError if one is invalid."""
     weights = np.asarray(weights, np.float32)
     wrong = ~(np.isfinite(weights) & (weights >= 0))
     if wrong.any():

@@ -50,7 +50,7 @@ class Assembly:
         return self.augmentations * (1 if self.people is None else self.people.max_examples)
 
     def neighbours(self, units: np.ndarray) -> np.ndarray:
-        """The members of units; `available` where the last unit has fewer."""
+        """Returns the members of units; `available` where the last unit has fewer."""
         if self.unit_size == 1:
             return units
         members = (units[:, None] * self.unit_size + np.arange(self.unit_size)).ravel()
@@ -131,7 +131,7 @@ class Assembly:
         return self.source.rows(indices)
 
     def _of_people(self, people, secret):
-        """The examples of people, -1 where a person has fewer than k, and their weights."""
+        """Returns the examples of people, -1 where a person has fewer than k, and their weights."""
         k = self.people.max_examples
         found, counts = np.full((len(people), k), -1), np.ones(len(people), np.int64)
         here = people >= 0
@@ -140,7 +140,7 @@ class Assembly:
         return found.ravel(), np.repeat((k / counts).astype(np.float32), k)
 
     def _mapped(self, indices, views, secret, step) -> tuple:
-        """The examples at indices with all functions applied, or one example if there is no index."""
+        """Returns the examples at indices with all functions applied; without indices one example."""
         if not len(indices):
             indices = views = np.zeros(1, np.int64)
         at, places = np.unique(indices, return_inverse=True)

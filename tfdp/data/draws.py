@@ -44,7 +44,7 @@ class Binomial:
 
 
 def _weights(trials, a, b) -> tuple[int, list[int]]:
-    """The smallest count that is kept, and the unnormalized integer probabilities from it on.
+    """Returns the smallest count that is kept, and the unnormalized integer probabilities from it on.
 
     The most likely count has the weight 2**256. Counts with less than 2**-156 of that are left out.
     """

@@ -79,7 +79,7 @@ def _column(values: Sequence) -> np.ndarray:
 
 
 def _type(value):
-    """The type of a value, where types that become equal in lots count as one."""
+    """Returns the type of a value, where types that become equal in lots count as one."""
     if is_text(value):
         return str
     return float if value.dtype.kind == "f" else value.dtype
@@ -99,7 +99,7 @@ _NUMBERS = {bool, int, float, *(np.dtype(code).type for code in "?bhilBHILefd")}
 
 
 def _form(example):
-    """The kind and shape of each entry of an example."""
+    """Returns the kind and shape of each entry of an example."""
     if isinstance(example, dict):
         return {name: _form(example[name]) for name in sorted(example)}
     if isinstance(example, tuple):
@@ -126,7 +126,7 @@ def is_text(value: Any) -> bool:
 
 
 def spec_of(rows: tuple) -> tuple:
-    """The `tf.TensorSpec`s of rows, for any number of rows."""
+    """Returns the `tf.TensorSpec`s of rows, for any number of rows."""
     return each_array(lambda c: tf.TensorSpec((None, *c.shape[1:]), dtype_in_lots(c)), rows)
 
 
@@ -165,7 +165,7 @@ def conformed(rows: tuple, spec: tuple, index: int) -> tuple:
 
 
 def _as_in(column: np.ndarray, wanted: tf.TensorSpec) -> np.ndarray | None:
-    """A column in the dtype of a spec; None if it does not fit the spec."""
+    """Returns a column in the dtype of a spec, or None if it does not fit the spec."""
     found, dtype = dtype_in_lots(column), wanted.dtype
     numbers = (found.is_integer or found.is_bool or found.is_floating) and dtype.is_floating
     if column.shape[1:] != tuple(wanted.shape[1:]) or not (found == dtype or numbers):
@@ -187,14 +187,14 @@ def as_value(value: Any) -> Any:
 
 
 def at_places(rows: Any, places: np.ndarray) -> Any:
-    """The rows at given places of a structure of arrays or a list of examples."""
+    """Returns the rows at given places of a structure of arrays or a list of examples."""
     if isinstance(rows, list):
         return [rows[place] for place in places]
     return each_array(lambda column: np.take(column, places, axis=0), rows)
 
 
 def shape_of(value: Any) -> tuple:
-    """The shape of a value, without copying bytes as NumPy does."""
+    """Returns the shape of a value, without copying bytes as NumPy does."""
     if isinstance(value, np.ndarray):
         return value.shape
     return () if isinstance(value, bytes | str) else tuple(np.shape(value))
@@ -269,7 +269,7 @@ def value_in_lots(value: Any) -> Any:
 
 
 def dtype_in_lots(column: Any) -> tf.DType:
-    """The dtype of a column in lots: floats of any precision become `floatx()`, as in Keras."""
+    """Returns the dtype of a column in lots: floats of any precision become `floatx()`, as in Keras."""
     if column.dtype.kind in "OSU":
         return tf.string
     dtype = tf.as_dtype(column.dtype)

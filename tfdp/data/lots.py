@@ -249,7 +249,7 @@ class Lots:
         return spec_of(self._assembly.rows(*places, secret, 0))
 
     def in_memory(self) -> tuple | None:
-        """The examples (x, y) as arrays. None if they are not in memory, or a function changes them."""
+        """Returns the examples (x, y) as arrays, None if not in memory or changed by a function."""
         held = None if self.mapped else self.source.in_memory()
         return None if held is None else held[:2]
 
@@ -372,7 +372,7 @@ class Lots:
         return computed(lots, specs, pack, words, self._calls, first, self.lot_size, held, together)
 
     def _rows(self, needed: int) -> int:
-        """Number of rows of a lot of which `needed` rows are used."""
+        """Returns the number of rows of a lot of which `needed` rows are used."""
         if self._row_multiple is not None:
             return round_up(max(needed, 1), self._row_multiple * self.views)
         overflow = max(needed - self.padded_size, 0)

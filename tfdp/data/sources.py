@@ -374,7 +374,7 @@ def as_source(x: Any, y: Any = None, sample_weight: Any = None, *, keys: Any = N
 
 
 def _entries(named: Mapping, keys: Any) -> tuple:
-    """The entries with the names in `keys`: x, (x, y) or (x, y, sample_weight)."""
+    """Returns the entries with the names in `keys`: x, (x, y) or (x, y, sample_weight)."""
 
     def entry(name):
         if name not in named:

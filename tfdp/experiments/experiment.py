@@ -229,7 +229,7 @@ def _compile(task) -> Run:
 
 
 def _saving(task, folder, every) -> list[keras.callbacks.Callback]:
-    """The callbacks that write TensorBoard's log and, last, the state of the training."""
+    """Returns the callbacks that write TensorBoard's log and, last, the state of the training."""
     experiment, delta = task.experiment, task.experiment.delta
     if experiment.private:
         adjacency = experiment.adjacency

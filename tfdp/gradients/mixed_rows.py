@@ -108,7 +108,7 @@ class _Lots:
         ]
 
     def __call__(self, kept: int, others: int, row: int = 0):
-        """The lot that has one row from lot number `kept`, and all others from `others`."""
+        """Returns the lot that has one row from lot number `kept`, and all others from `others`."""
 
         def mixed(spec, one, rest):
             rows = np.concatenate([rest[:row], one[row : row + 1], rest[row + 1 :]])

@@ -51,7 +51,7 @@ _PARTS = {"StridedSlice": 0, "Slice": 0, "Split": 1, "Unpack": 0}
 
 
 def _parts(operation, place):
-    """The pullbacks of an operation that takes parts of a weight."""
+    """Returns the pullbacks of an operation that takes parts of a weight."""
     shape = tuple(operation.inputs[place].shape)
     numbers = np.arange(math.prod(shape)).reshape(shape)
     pullbacks = []
@@ -234,7 +234,7 @@ class _Times:
         return Instantiated(tf.einsum("pr,npq->nrq", other, values))
 
     def _of_products(self, gradient, other):
-        """The factors for outer products [p] with [k, n] of a result with n columns, else None.
+        """Returns the factors for outer products [p] with [k, n] of a result with n columns, else None.
 
         In attention with adapters, k is the number of heads.
         """

@@ -90,7 +90,7 @@ def uses_of(read: tf.Tensor, of_rows: Callable) -> list[Use]:
 
 
 def _uses_in(operation, tensor, of_rows):
-    """The uses of a weight in one operation. None if its gradient is not known to have factors."""
+    """Returns the uses of a weight in one operation, None if its gradient has no known factors."""
     places = [place for place, one in enumerate(operation.inputs) if one is tensor]
     if len(places) > 1:
         return None
@@ -146,7 +146,7 @@ def _declared(weight):
 
 
 def _all_declared(weight, of_rows):
-    """The declared uses of a weight, and of the results of linear operations on it."""
+    """Returns the declared uses of a weight, and of the results of linear operations on it."""
     uses = [*_declared(weight)]
     for operation in dict.fromkeys(weight.consumers()):
         places = [place for place, one in enumerate(operation.inputs) if one is weight]

@@ -136,7 +136,7 @@ def _labels(operation):
 
 
 def _sum_of_products(data, at_output, weight, seen, output, sizes, shape) -> PerExampleGradient:
-    """The gradient of a weight that is multiplied by data and summed.
+    """Returns the gradient of a weight that is multiplied by data and summed.
 
     Args:
         data, at_output: The weight's factor, and the gradient at the result, [rows, ...].
@@ -248,7 +248,7 @@ def _is_channels_last(operation):
 
 
 def _window(operation, size):
-    """The window of a convolution, or None where its padding is explicit."""
+    """Returns the window of a convolution, or None where its padding is explicit."""
     padding = operation.get_attr("padding").decode().lower()
     if padding == "explicit":
         return None

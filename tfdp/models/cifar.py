@@ -6,7 +6,7 @@ from tfdp.models.blocks import block, scaled
 
 
 def cifar_tutorial(num_classes, normalization, activation, output_normalization, *, width=1.0):
-    """Two 5x5 convolutions of 64 filters, each pooled; dense 384, 384, classes.
+    """Makes two 5x5 convolutions of 64 filters, each pooled, and dense layers of 384, 384 and classes.
 
     Source: Abadi et al. 2016, section 5.3 ("Deep Learning with Differential Privacy"), who took the
     network of TensorFlow's CIFAR-10 tutorial without its local response normalization; "TF-tutorial"

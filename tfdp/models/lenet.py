@@ -6,10 +6,10 @@ from tfdp.models.blocks import block
 
 
 def lenet5(num_classes, normalization, activation, output_normalization):
-    """LeNet-5: convolutions 6, pool, 16, pool; dense 120, 84, classes.
+    """Makes LeNet-5: convolutions of 6 and 16 filters, each pooled; dense layers of 120, 84, classes.
 
-    The kernels are 5x5; the first convolution is padded ("same"), the second is not, as in Caffe's and
-    PyTorch's LeNet for 28x28 images. 61,706 weights for 28x28x1 and ten classes.
+    The kernels are 5x5. The first convolution is padded ("same") and the second is not, as in Caffe's
+    and PyTorch's LeNet for 28x28 images. It has 61,706 weights for 28x28x1 and ten classes.
     """
     return [
         *block(layers.Conv2D(6, 5, padding="same", name="conv_1"), normalization, activation),
@@ -24,7 +24,7 @@ def lenet5(num_classes, normalization, activation, output_normalization):
 
 
 def lenet_300_100(num_classes, normalization, activation, output_normalization):
-    """LeNet-300-100: dense 300, 100, classes. 266,610 weights for 28x28x1 and ten classes."""
+    """Makes LeNet-300-100: dense layers of 300, 100, classes; 266,610 weights for 28x28x1 and ten."""
     return [
         layers.Flatten(name="flatten"),
         *block(layers.Dense(300, name="dense_1"), normalization, activation),

@@ -8,7 +8,7 @@ from tfdp.models.blocks import block, scaled
 
 
 def linear(num_classes, normalization, activation, output_normalization):
-    """Multinomial logistic regression: 650 weights for 8x8x1 and ten classes.
+    """Makes a multinomial logistic regression, with 650 weights for 8x8x1 and ten classes.
 
     A normalization is applied to the features of each example, because the model has no hidden layer,
     and with normalized logits, a logistic regression could not become confident. The weights start at
@@ -21,7 +21,7 @@ def linear(num_classes, normalization, activation, output_normalization):
 
 
 def mlp(num_classes, normalization, activation, output_normalization, *, units=64, width=1.0):
-    """One hidden layer; with 64 units 4,810 weights for 8x8x1 and ten classes."""
+    """Makes a network of one hidden layer; 64 units have 4,810 weights for 8x8x1 and ten classes."""
     return [
         layers.Flatten(name="flatten"),
         *block(layers.Dense(scaled(units, width), name="dense_1"), normalization, activation),

@@ -20,7 +20,7 @@ def resnet18(
     width=1.0,
     last_normalized=True,
 ):
-    """ResNet-18 for small images: 64; two blocks each of 64, 128, 256 and 512; mean, classes.
+    """Makes ResNet-18 for small images: two blocks each of 64, 128, 256 and 512 filters.
 
     The stem is a 3x3 convolution without pooling, as in He et al. 2016 for CIFAR-10, and each
     convolution is normalized, also in the shortcuts. Convolutions have no bias. With batch
@@ -57,7 +57,10 @@ resnet18_mod = functools.partial(resnet18, last_normalized=False)
 
 
 def fast_cifar(inputs, num_classes, normalization, activation, output_normalization, *, width=1.0):
-    """64; 128, pool, residual 128, 128; 256, pool; 512, pool, residual 512, 512; pool; classes.
+    """Makes the small ResNet of Fast-CIFAR.
+
+    Its layers are convolutions of 64 filters; of 128, pooled, with a residual of 128, 128; of 256,
+    pooled; of 512, pooled, with a residual of 512, 512; then a pool and a dense layer of the classes.
 
     All convolutions are 3x3, and no layer has a bias. The last pool takes the maximum over the whole
     image, and the logits are multiplied by 0.125. A residual of two layers is added to its input, after

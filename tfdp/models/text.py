@@ -12,9 +12,9 @@ _BLOCKS = 2
 
 
 def bilstm(inputs, num_classes, activation):
-    """Embedding 64, bidirectional LSTM of 64 units each way, dense 64, classes.
+    """Makes embeddings of width 64, a bidirectional LSTM of 64 units each way, and a dense layer of 64.
 
-    Padding (id 0) is masked. 714,954 weights for 10,000 tokens and ten classes.
+    Padding (id 0) is masked. It has 714,954 weights for 10,000 tokens and ten classes.
     """
     x = layers.Embedding(NUM_TOKENS, _WIDTH, mask_zero=True, name="embedding")(inputs)
     x = layers.Bidirectional(layers.LSTM(_WIDTH, name="lstm"), name="bilstm")(x)
@@ -23,7 +23,7 @@ def bilstm(inputs, num_classes, activation):
 
 
 def bilstm_dl(inputs, num_classes, normalization, activation, output_normalization):
-    """Frozen embeddings of width 100, a bidirectional LSTM of 32 units each way, and logits.
+    """Makes frozen embeddings of width 100, a bidirectional LSTM of 32 units each way, and logits.
 
     "BiLSTM-DL" in SI-DPSGD, Table 3, where texts have 20 tokens. The embeddings are drawn from
     N(0, 0.4^2), about as wide as GloVe's, and are not trained; public vectors may be assigned to the
@@ -50,11 +50,12 @@ def bilstm_dl(inputs, num_classes, normalization, activation, output_normalizati
 
 
 def transformer(inputs, num_classes, activation):
-    """Two blocks of four-headed attention (width 64) and dense 128; mean over tokens, classes.
+    """Makes a Transformer: two blocks of four-headed attention (width 64) and dense layers of 128.
 
     Positions are learned. Layer normalization comes before attention and before the dense layers
-    (Xiong et al. 2020), so that training needs no warm-up. Padding (id 0) is a token like any other.
-    711,818 weights for rows of 64 tokens out of 10,000, and ten classes.
+    (Xiong et al. 2020), so that training needs no warm-up. The logits are computed from the mean over
+    tokens. Padding (id 0) is a token like any other.
+    It has 711,818 weights for rows of 64 tokens out of 10,000, and ten classes.
     """
     length = inputs.shape[1]
     # The positions are computed from the inputs, because a functional model lacks a layer that is

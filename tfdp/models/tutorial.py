@@ -8,7 +8,7 @@ _LARGEST_NORM = 8.0  # `data_l2_norm` of the tutorial on logistic regression
 
 
 def tutorial_cnn(num_classes, normalization, activation, output_normalization):
-    """The MNIST tutorial's network: 26,010 weights for 28x28x1 and ten classes.
+    """Makes the MNIST tutorial's network, with 26,010 weights for 28x28x1 and ten classes.
 
     Source: `tutorials/mnist_dpsgd_tutorial_keras.py` of TensorFlow Privacy.
     """
@@ -28,7 +28,7 @@ def tutorial_cnn(num_classes, normalization, activation, output_normalization):
 
 
 def tutorial_logistic(inputs, num_classes, activation):
-    """The MNIST tutorial's logistic regression: 7,850 weights for 28x28x1 and ten classes.
+    """Makes the MNIST tutorial's logistic regression, with 7,850 weights for 28x28x1 and ten classes.
 
     Pixels are scaled to [0, 1], and an example whose L2 norm is above 8 is scaled down to 8. So the
     gradient of the cross-entropy has a norm of at most sqrt(2 (8^2 + 1)) = 11.4, and no gradient is
@@ -44,9 +44,10 @@ def tutorial_logistic(inputs, num_classes, activation):
 
 
 def tutorial_lstm(inputs, num_classes, activation):
-    """The language model: one-hot characters, LSTM 256, dense; 591,104 weights for 256 characters.
+    """Makes the language model of characters: one-hot inputs, an LSTM of 256 units, a dense layer.
 
-    It gives logits of the next character at every place of a row of token ids below `num_classes`.
+    It gives logits of the next character at every place of a row of token ids below `num_classes`. It
+    has 591,104 weights for 256 characters.
 
     Source: `tutorials/lm_dpsgd_tutorial.py` of TensorFlow Privacy.
     """

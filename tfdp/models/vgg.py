@@ -19,7 +19,7 @@ def vgg(
     width=1.0,
     last_normalized=True,
 ):
-    """Groups of 3x3 convolutions (64, 128, 256, 512, 512), each group pooled; mean, classes.
+    """Makes groups of 3x3 convolutions (64, 128, 256, 512, 512), each group pooled; mean, classes.
 
     Args:
         num_classes, normalization, activation, output_normalization: As for `Architecture.make`.
@@ -53,10 +53,10 @@ vgg16_table_mod = functools.partial(vgg16_table, last_normalized=False)
 
 
 def vgg_light(num_classes, normalization, activation, output_normalization, *, width=1.0):
-    """Two convolutions of 64, pool, two of 128, pool, four of 256, pool; mean, 512, classes.
+    """Makes two convolutions of 64 filters, two of 128 and four of 256, pooled; mean, 512, classes.
 
     As in VGG with batch normalization, the convolutions are normalized, and the hidden dense layer is
-    not: 2,465,098 weights for ten classes with batch normalization, 2,462,282 without.
+    not. It has 2,465,098 weights for ten classes with batch normalization, 2,462,282 without.
 
     Source: "VGG" in the paper on DP-SGD with batch normalization, Table 1; "BN-VGG" in its Table 6.
     """

@@ -357,7 +357,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         return notes
 
     def _epsilon(self, runs: list[Run]) -> str:
-        """The proven epsilon of runs as a text, which is empty if no delta is known."""
+        """Returns the proven epsilon of runs as a text, which is empty if no delta is known."""
         privacy = self.model.privacy
         if self._delta is None and privacy.budget is None:
             return ""

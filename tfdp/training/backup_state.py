@@ -122,7 +122,7 @@ def setup_of(model, feed: Feed) -> dict:
 
 
 def _variables(model) -> dict:
-    """The variables of a model and its optimizer that a state holds, by name. Metrics begin anew."""
+    """Returns the variables of model and optimizer in a state, by name. Metrics begin anew."""
     metrics = {id(v) for v in model.metrics_variables}
     weights = [v for v in model.variables if id(v) not in metrics]
     both = {"model": weights, "optimizer": model.optimizer.variables}

@@ -63,7 +63,7 @@ def _is_adapted(layer) -> bool:
 
 
 def _adapted_layers(model, layers, public) -> list:
-    """The adapted layers that `public` does not declare public, as in `refuse_mixing_layers`."""
+    """Returns the adapted layers that `public` does not declare; see `refuse_mixing_layers`."""
     if public is True:
         return []
     declared = []

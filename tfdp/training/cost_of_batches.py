@@ -98,7 +98,7 @@ _UNKNOWN = (
 
 
 def _ways_to_lots(x, lot_size) -> str:
-    """The code that makes lots from the data of a user's batches."""
+    """Returns the code that makes lots from the data of a user's batches."""
     if hasattr(x, "class_names"):  # Keras' datasets of directories
         return (
             "tfdp.data.make_lots('poisson', source, "

@@ -60,7 +60,7 @@ class PrivateModel:
 
 
 def _place(cls) -> dict:
-    """The place where Keras finds a class when it loads a configuration."""
+    """Returns the place where Keras finds a class when it loads a configuration."""
     stock = cls in (keras.Sequential, keras.Model)  # which Keras saves under their public module
     return {
         "module": "keras" if stock else cls.__module__,
@@ -70,7 +70,7 @@ def _place(cls) -> dict:
 
 
 def _settings(model) -> dict:
-    """The arguments of `make_private` that are written to a file. The ledger includes the budget."""
+    """Returns the arguments of `make_private` for a file; no seed, and the budget is in the ledger."""
     privacy, public = model.privacy, model.privacy.public_preprocessing
     if public is not True:
         public = [getattr(layer, "name", layer) for layer in public]

@@ -61,7 +61,7 @@ def replace(layer: keras.Layer, new: keras.Layer) -> None:
 
 
 def replacements(model: keras.Model) -> dict[str, dict]:
-    """The configurations of the layers that took the place of others, by their number in the model.
+    """Returns the configurations of layers that took the place of others, by number in the model.
 
     A class whose constructor makes layers makes the old ones when it is loaded.
     """
@@ -80,7 +80,7 @@ def replace_again(model: keras.Model, configs: dict[str, dict]) -> None:
 
 
 def _as_graph(copy):
-    """A copy as a graph of layers, without the class of a model that makes other layers."""
+    """Returns a copy as a graph of layers, without the class of a model that makes other layers."""
     if is_graph_of_layers(copy):
         graph = keras.models.clone_model(copy, clone_function=lambda layer: layer, recursive=True)
         copy = plain_copy(graph)

@@ -102,7 +102,7 @@ def wait_for_all(strategy) -> None:
 
 
 def _facts(model, feed, position, batch) -> dict[str, str]:
-    """The facts that must be the same on all machines, by name."""
+    """Returns the facts that must be the same on all machines, by name."""
     from tfdp import __version__
 
     lots, strategy, account = feed.lots, model.distribute_strategy, model.privacy.account

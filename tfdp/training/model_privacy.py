@@ -214,7 +214,7 @@ class ModelPrivacy:
         return self.account.ledger
 
     def _checked_runs(self, runs: list[Run], max_examples_per_user: int) -> list[Run]:
-        """The runs in the ledger; raises ValueError if the optimizer has taken other steps."""
+        """Returns the runs in the ledger; raises ValueError if the optimizer has taken other steps."""
         optimizer, account = getattr(self._model, "optimizer", None), self.account
         if isinstance(optimizer, DPKerasOptimizer):
             check_counted(optimizer, account.ledger)

@@ -94,6 +94,6 @@ def past_preparation(model, after: type, name: str):
 
 
 def _preparing_class(model) -> type | None:
-    """The class whose `fit` prepares samples with `preprocess_samples`, or None."""
+    """Returns the class whose `fit` prepares samples with `preprocess_samples`, or None."""
     methods = {"preprocess_samples", "fit"}
     return next((base for base in type(model).__mro__ if vars(base).keys() >= methods), None)

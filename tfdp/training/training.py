@@ -84,7 +84,7 @@ class Training:
         entry.plan(planned, 0 if math.isinf(declared) else declared)
 
     def _left(self) -> float:
-        """Number of planned steps from the position on, infinite if unknown."""
+        """Returns the number of planned steps from the position on, infinite if unknown."""
         epochs = max(0, self.position.until - self.position.epoch)
         return max(0, self._steps_of(epochs) - self.position.step)
 
