@@ -109,5 +109,5 @@ def test_later_flags_replace_earlier_ones(use):
 )
 def test_trainings_are_taken_from_cells_that_have_some(use, row):
     use(f'{CATALOGUE}[[tables.rows]]\nname = "last"\nlabel = "Last"\n{row}\n')
-    with pytest.raises(ValueError, match="no cell with its own"):
+    with pytest.raises(ValueError, match="not a cell with its own"):
         catalogue.tables()

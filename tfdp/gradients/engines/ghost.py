@@ -119,7 +119,7 @@ def _warn_of_large(forward, uses):
         layer = layer_of_operation(forward.model, why.name)
         logging.warning(
             "The gradient of '%s' is written out for every example, %.3g MB each, because %s uses it "
-            "in a TensorFlow operation, %s, for which tfdp has no shorter form. Set a smaller"
+            "in a way for which tfdp has no shorter form (TensorFlow operation %s). Set a smaller "
             "physical_batch_size if memory runs out.",
             variable.path,
             4e-6 * math.prod(variable.shape),
