@@ -1,4 +1,4 @@
-"""Dominating pairs of one round: the two distributions that are hardest to tell apart.
+"""Dominating pairs of one round: the two distributions that are easiest to tell apart.
 
 All pairs are mixtures of Gaussians of standard deviation 1 on a line. With s the sensitivity over the
 noise, N(c) a Gaussian of mean c, and p_j the chance that j of a record's or user's terms are drawn,
