@@ -107,7 +107,7 @@ class Contribution:
             )
 
     def replaces(self, adjacency: str) -> bool:
-        """Whether one example moves a clipped term from one point of the ball to another.
+        """Returns whether one example moves a clipped term from one point of the ball to another.
 
         The mean of several examples moves in this way for every adjacency.
         """

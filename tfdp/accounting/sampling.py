@@ -128,7 +128,10 @@ class Sampling:
         return None
 
     def of_groups(self, size: int) -> "Sampling":
-        """Returns the scheme that draws whole groups of `size` examples, as likely as one example."""
+        """Returns the scheme that draws whole groups of `size` examples.
+
+        A group is as likely to be drawn as a single example is in this scheme.
+        """
         del size
         return self
 

@@ -90,9 +90,12 @@ class Strategy:
 def strategy(name: str, steps: int, bands: int | None = None, objective: str = "mean") -> Strategy:
     """Makes the strategy that correlates the noise of a training's steps.
 
+    Pass it to `MatrixDPSGDOptimizer`, or to `describe("matrix", strategy=...)`.
+
     Args:
-        name: "identity" (independent noise, as in DP-SGD), "prefix_sum", "sqrt_toeplitz" or
-            "banded_toeplitz".
+        name: "identity" (independent noise, as in DP-SGD), "prefix_sum" (the noise of SI-DPSGD),
+            "sqrt_toeplitz" (the square root of prefix sums) or "banded_toeplitz" (optimized
+            numerically).
         steps: Planned number of steps, for which banded_toeplitz is optimized.
         bands: Number of coefficients; required for banded_toeplitz, and None for no limit with the
             others. It should be at most the number of steps between two lots with the same record.

@@ -47,9 +47,10 @@ def compute_dp_sgd_privacy_statement(
     """Returns a privacy statement of DP-SGD, with the arguments of TensorFlow Privacy's function.
 
     Use it to account for a training with another library. For a model that tfdp trained, print
-    `model.privacy.statement`, which knows how lots were drawn. The arguments here do not say that, so
-    the text begins with a table: the proven epsilon for Poisson lots, for epochs and for an unknown
-    order, and the epsilon claimed by the formula of 2020. The full statement for Poisson lots follows.
+    `model.privacy.statement(delta)`, which knows how lots were drawn. The arguments here do not say
+    that, so the text begins with a table: the proven epsilon for Poisson lots, for epochs and for an
+    unknown order, and the epsilon claimed by the formula of 2020. The full statement for Poisson lots
+    follows.
 
     Args:
         number_of_examples: Public number of examples.

@@ -176,7 +176,7 @@ class PublicExamples(keras.layers.Layer):
     """Wraps a network with `PublicBatchNormalization` layers, and gives them their public examples.
 
     `tfdp.fix(model, public_data=examples)` adds it to a model. The examples are weights of this layer
-    (not trainable), so every saved model contains them, and who gets the model can read them.
+    (not trainable), so every saved model contains them, and anyone who has the model can read them.
 
     The moments of the public examples depend on the weights. With statistics="example", the gradient
     flows through the moments of each normalization to the weights since the preceding normalization,

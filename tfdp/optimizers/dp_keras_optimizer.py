@@ -281,7 +281,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             self._noise = NoiseSource.with_key(np.frombuffer(key, np.int64))
 
     def continues(self, session: Session) -> bool:
-        """Whether training may continue within the open session."""
+        """Returns whether training may continue within the open session."""
         return True
 
     @property
