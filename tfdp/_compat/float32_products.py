@@ -5,8 +5,8 @@ fine in a model's own passes, where it only changes the gradient. But the norm o
 must be computed from the same numbers. Where a gradient cancels over its positions, the error from
 rounded factors is far larger than the margin of the norm.
 
-So the products in norms, sums and noise are split: a factor is its first 11 binary digits, which
-TensorFloat-32 has, plus a remainder. Three products of such parts have 20 binary digits.
+So the products in norms, sums and noise are split: each factor becomes its first 11 binary digits,
+which TensorFloat-32 has, plus a remainder. Three products of such parts have 20 binary digits.
 """
 
 import tensorflow as tf

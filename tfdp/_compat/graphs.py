@@ -5,14 +5,17 @@ from tensorflow.python.ops.parallel_for import pfor
 
 
 def is_custom_gradient(operation) -> bool:
-    """Whether an operation ends a `tf.custom_gradient`; its inputs are results, then arguments."""
+    """Returns whether an operation ends a `tf.custom_gradient`.
+
+    The inputs of such an operation are the results, then the arguments.
+    """
     if operation.type != "IdentityN":
         return False
     return operation.node_def.attr["_gradient_op_type"].s.startswith(b"CustomGradient-")
 
 
 def captured(graph: tf.Graph) -> list:
-    """The pairs (outer tensor, inner tensor) that a function's graph captures.
+    """Returns the pairs (outer tensor, inner tensor) that a function's graph captures.
 
     This is `FuncGraph.captures`; the list is empty for a plain `tf.Graph`, which captures nothing.
     """
@@ -20,7 +23,7 @@ def captured(graph: tf.Graph) -> list:
 
 
 def called_graph(operation: tf.Operation):
-    """The graph of the function that an operation of a graph calls, or None if it calls none."""
+    """Returns the graph of the function that an operation calls, or None if it calls none."""
     if operation.type not in ("PartitionedCall", "StatefulPartitionedCall"):
         return None
     return operation.graph._get_function(operation.get_attr("f").name).graph
@@ -29,8 +32,8 @@ def called_graph(operation: tf.Operation):
 class Dependence:
     """Decides for tensors in the graph of one row's pass whether they depend on the row.
 
-    In `tf.vectorized_map`, all that do are computed from the number of the row, which is a placeholder
-    with a default. In the graph of a loop's body, every argument counts as depending on it.
+    In `tf.vectorized_map`, all tensors that depend on the row are computed from its number, which is a
+    placeholder with a default. In the graph of a loop's body, every argument counts as dependent.
 
     Args:
         weights: Tensors that do not depend on the row, whatever they are computed from.
@@ -55,7 +58,7 @@ class Dependence:
 
 
 def _draws(operation):
-    """Whether an operation has a state, such as a generator's, so that its results differ by row."""
+    """Whether an operation has a state, such as a generator, so that its results differ by row."""
     return operation.op_def.is_stateful and operation.type not in _READS
 
 
@@ -116,8 +119,8 @@ def outside(tensor: tf.Tensor) -> tf.Tensor:
     """Returns the value of a tensor in the graph that is being built.
 
     Args:
-        tensor: Of that graph, or of a graph inside of it; there it depends on captured tensors
-            only.
+        tensor: A tensor of that graph, or of a graph inside of it, where it may depend only on
+            captured tensors.
     """
     while tensor.graph is not tf.compat.v1.get_default_graph():
         known = {inner.ref(): outer for outer, inner in captured(tensor.graph)}

@@ -42,8 +42,8 @@ _ADD, _SQUEEZE = numpy.add, numpy.squeeze
 # The class that gives a layer its `fit`; versions of Keras have different names for it.
 Trainer = keras.Model.__bases__[0]
 
-# Public, and here for `tfdp.data`, which can be imported without Keras: its modules that use Keras
-# import it from here, so that another backend is refused first.
+# A public name, for `tfdp.data`, which can be imported without Keras. Its modules that use Keras import
+# it from here, so that another backend raises an error first.
 floatx = keras.config.floatx
 
 # Methods by which a container layer decides whether to compute without calling its inner layers.
@@ -71,7 +71,7 @@ shared_seed_generator = functools.partial(get_global_attribute, "global_seed_gen
 
 
 def dropout_masks(cell) -> dict:
-    """The masks that a recurrent cell has drawn for the pass that runs, by the names of attributes.
+    """Returns the masks that a recurrent cell has drawn for the current pass, by attribute names.
 
     These are `_dropout_mask` and `_recurrent_dropout_mask` of `DropoutRNNCell`; a cell that draws none
     may lack them. The layer forgets them at the end of its call.
@@ -119,7 +119,7 @@ def layers_of(layer, *, itself: bool = False) -> list:
 
 
 def normalizes_by_batch(layer) -> bool:
-    """Whether a layer is a BatchNormalization that uses and keeps statistics of the batch in training.
+    """Returns whether a layer is a BatchNormalization that uses statistics of the batch in training.
 
     With `trainable=False`, `keras.layers.BatchNormalization.call` uses the moving statistics, and
     assigns nothing, even in training. A custom `call` may do anything.
@@ -133,7 +133,7 @@ def normalizes_by_batch(layer) -> bool:
 
 
 def is_frozen_by_flag(layer: keras.layers.BatchNormalization) -> bool:
-    """Whether a BatchNormalization has the `call` of Keras, which heeds `trainable=False`."""
+    """Returns whether a BatchNormalization has the `call` of Keras, which heeds `trainable=False`."""
     return type(layer).call is keras.layers.BatchNormalization.call and "call" not in vars(layer)
 
 
@@ -168,15 +168,15 @@ def take_policy(layer) -> None:
 
 
 def was_given_vocabulary(layer) -> bool:
-    """Whether a lookup layer got its vocabulary in its constructor (`_has_input_vocabulary`).
+    """Returns whether a lookup layer got its vocabulary in its constructor (`_has_input_vocabulary`).
 
-    The result is False for a layer that was adapted, for one without a vocabulary, and for others.
+    The result is False for a layer that was adapted or has no vocabulary, and for other layers.
     """
     return getattr(layer, "_has_input_vocabulary", False)
 
 
 def pads_to_its_own_length(layer) -> bool:
-    """Whether a TextVectorization returns outputs of one length, whatever the texts.
+    """Returns whether a TextVectorization returns outputs of one length, whatever the texts.
 
     The attributes are `_output_sequence_length`, `_output_mode` and `_ragged`.
     """
@@ -188,17 +188,17 @@ def pads_to_its_own_length(layer) -> bool:
 
 
 def is_graph_of_layers(model) -> bool:
-    """Whether a model is Sequential or functional, so that `keras.models.clone_model` copies it."""
+    """Returns whether a model is Sequential or functional, so that `clone_model` can copy it."""
     return isinstance(model, (keras.Sequential, Functional))
 
 
 def is_stock_graph(model) -> bool:
-    """Whether a model, private or not, is of Keras' own class for sequential or functional models."""
+    """Returns whether a model, private or not, has Keras' own class Sequential or Functional."""
     return getattr(model, "_tfdp_base", type(model)) in (keras.Sequential, Functional)
 
 
 def input_structure(model):
-    """The inputs of a model in the structure that it was made with (`Functional._inputs_struct`).
+    """Returns the inputs of a model in their original structure (`Functional._inputs_struct`).
 
     A single input is either that input alone or a list with that input.
 
@@ -216,7 +216,7 @@ def uses_of(operation) -> list:
 
 
 def compute_loss_as_keras(model, x, y, y_pred, sample_weight):
-    """The loss of a model in training, from a `compute_loss` with or without argument `training`.
+    """Returns a model's loss in training; its `compute_loss` may lack the argument `training`.
 
     This is `Trainer._compute_loss`, which Keras' own training step calls.
     """
@@ -276,7 +276,10 @@ tf.recompute_grad = _recomputed
 
 
 def all_metrics(model) -> list:
-    """The metrics of a model, with those that an override of `metrics` hides (`_get_own_metrics`).
+    """Returns the metrics of a model, with those that an override of `metrics` hides.
+
+    The hidden ones come from `_get_own_metrics`.
+
 
     They include the metrics of inner models, which Keras leaves out of the logs.
     """
@@ -296,7 +299,7 @@ def without_optionals(model, step):
 
 
 def unpickled(content: io.BytesIO):
-    """The object whose `__reduce__` returned the content (`KerasSaveable._unpickle_model`)."""
+    """Returns the object whose `__reduce__` returned the content (`KerasSaveable._unpickle_model`)."""
     return keras.Model._unpickle_model(content)
 
 

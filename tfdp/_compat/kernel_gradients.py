@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from tfdp._compat.tensorflow import inside_xla
 
-# With up to this many input channels, a look-up copies too few numbers at once. Then patches are made
-# with the positions as the last axis (64 images of 28x28x1, kernels of 8: 2.6 ms, and 3.3 by look-ups).
+# With up to this many input channels, a look-up copies too few numbers at once. Then patches have the
+# positions as the last axis (64 images of 28x28x1, kernels of 8: 2.6 ms, and 3.3 by look-ups).
 THIN_CHANNELS = 4
 
 
@@ -22,8 +22,9 @@ class Window:
     """How the kernel of a convolution slides. The tuples have one entry for every spatial axis.
 
     Attributes:
-        size: Kernel size.
-        strides, dilation: As in Keras' layers.
+        size: Size of the kernel.
+        strides, dilation: Steps between positions, and between the offsets of the kernel, as in
+            Keras' layers.
         padding: "valid" or "same".
     """
 

@@ -23,7 +23,7 @@ AT_ONCE = "tfdp_at_once"  # the attribute of an operation with its own rule
 
 
 def rule(*names: str) -> Callable:
-    """Decorator for the rule of some operations: a function of (the rule before or None, its input)."""
+    """Decorator that registers a rule for operations: a function of (earlier rule or None, input)."""
 
     def add(convert):
         for name in names:
@@ -50,12 +50,12 @@ def with_inputs(operation, inputs) -> list:
 
 
 def called(pfor_input, name: str, inputs: list) -> list:
-    """The conversion of a call of a function of the graph.
+    """Converts a call of a function of the graph.
 
     Args:
         pfor_input: The operation, as a rule receives it.
-        name: The function.
-        inputs: Its inputs, as `pfor_input` has them.
+        name: Name of the function.
+        inputs: The inputs of the function, as `pfor_input` has them.
     """
     function, outer = pfor_input.op.graph._get_function(name), pfor_input.pfor
     inner = pfor.PFor(
@@ -71,7 +71,7 @@ def called(pfor_input, name: str, inputs: list) -> list:
 
 
 def looped(pfor_input) -> list:
-    """The conversion of an operation that runs it for one example at a time.
+    """Converts an operation so that it runs for one example at a time.
 
     Args:
         pfor_input: The operation, as a rule receives it.
@@ -148,7 +148,7 @@ def taken(rows, index):
 
 
 class Loop(WhileV2):
-    """The conversion of a loop; refuses lists where rows take different numbers of steps.
+    """The conversion of a loop; raises an error for lists if rows take different numbers of steps.
 
     TensorFlow loses elements of a list there, and its gradient fails for a row that takes no step.
     """
@@ -189,7 +189,7 @@ def merged(tensor):
 
 
 def apart(tensor, examples, first: int | None):
-    """[examples * rows, ...] to [examples, rows, ...].
+    """Splits the first axis: [examples * rows, ...] to [examples, rows, ...].
 
     Args:
         tensor: The tensor.

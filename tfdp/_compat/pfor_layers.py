@@ -68,7 +68,7 @@ def on_batch(own, pfor_input):
 
 
 def on_merged(pfor_input, with_batch: list, into_shape: bool = False):
-    """The conversion of an operation that merges the examples with its batch axis.
+    """Converts an operation by merging the examples with its batch axis.
 
     Args:
         pfor_input: The operation, as a rule receives it.

@@ -16,7 +16,7 @@ from tfdp._compat import (  # noqa: F401, each module adds its rules to `RULES`
 from tfdp._compat.keras import as_in_a_larger_batch
 from tfdp._compat.pfor_conversion import AT_ONCE, RULES, NotCovered, looped, taken
 
-# TensorFlow's rules have mixed rows before, which silently breaks the bound on one example's influence.
+# Some of TensorFlow's rules mixed rows, which silently breaks the bound on one example's influence.
 # `tests/_compat/test_every_rule.py` compares each of these with a loop over the rows, forwards and
 # through its gradient, with numbers that are not finite and indices that do not exist.
 TRUSTED = frozenset(
@@ -86,8 +86,8 @@ def vectorized_map(function: Callable, rows, failed: list | None = None):
     `pfor_converter` first. Maps inside of `function` are TensorFlow's own.
 
     Args:
-        function: Maps the tensors of one row, without leading axis, to tensors. Additions in it are
-            those of a larger batch (`keras.as_in_a_larger_batch`).
+        function: Maps the tensors of one row, without leading axis, to tensors. Additions in it behave
+            as in a larger batch (`keras.as_in_a_larger_batch`).
         rows: A structure of tensors with a common leading axis.
         failed: A list that gets the operations whose conversion raised, the inner ones first.
     """

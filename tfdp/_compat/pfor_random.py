@@ -1,13 +1,14 @@
 """Random numbers of rows: the same in `tf.vectorized_map`, in a loop, and in any part of a lot.
 
 A row's random numbers depend on the lot's seed, the number of the draw and the row's place in the lot.
-Every row has its own seed (`seeds_of_rows`). But most draws come from that seed and constants alone.
-One operation makes these for all rows, from the lot's seed, since TensorFlow has none with several
-seeds; each row has the blocks of Philox's counter that follow from its place. The engines say which
-seeds these are (`mark_own_seeds`); in a loop, `draw_by_place` has a row draw from its own blocks.
+Every row has its own seed (`seeds_of_rows`). But most draws depend on that seed and constants only. One
+operation makes these draws for all rows, from the lot's seed, since TensorFlow has no operation with
+several seeds. Each row has the blocks of Philox's counter that follow from its place. The engines
+declare these seeds (`mark_own_seeds`); in a loop, `draw_by_place` makes a row draw from its own blocks.
 
-Any other seed may be part of the example. From it each example draws what it would draw alone, in a
-loop over the examples; otherwise the seed of one example would change the numbers of all others.
+Any other seed may be part of the example. With it, each example draws the numbers that it would draw
+alone, in a loop over the examples. Otherwise the seed of one example would change the numbers of all
+others.
 """
 
 import tensorflow as tf
@@ -43,8 +44,9 @@ def mark_own_seeds(seeds: list, of_lot: list, place: tf.Tensor) -> None:
 
     Args:
         seeds: The seeds of the row.
-        of_lot: The seeds that these were made from.
-        place: int32 scalar: of the first row in a vectorized function, of the one row in a loop.
+        of_lot: The seeds of the lot from which they were made.
+        place: int32 scalar, the place of the first row in a vectorized function, or of the one row in
+            a loop.
     """
     for seed, lot in zip(seeds, of_lot, strict=True):
         setattr(seed.op, _OWN, (lot, place))  # it is freed together with the graph

@@ -1,6 +1,6 @@
-"""What goes around Keras 3.15 where a model has several replicas, on one machine or on several.
+"""Workarounds for Keras 3.15 with several replicas of a model, on one machine or on several.
 
-Each function says in words what Keras does, as a report to it would.
+The docstring of each function reports what Keras does, as an issue for Keras would.
 """
 
 import keras
@@ -14,13 +14,13 @@ MIRRORED = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStr
 
 
 def number_of_machines(strategy) -> int:
-    """The number of machines, each with one process, that have replicas of a strategy."""
+    """Returns the number of machines, each with one process, that have replicas of a strategy."""
     number = strategy.num_replicas_in_sync
     return number // len(strategy.extended.worker_devices) if number > 1 else 1
 
 
 def several_machines(strategy) -> bool:
-    """Whether some replicas of a strategy are on other machines."""
+    """Returns whether some replicas of a strategy are on other machines."""
     return number_of_machines(strategy) > 1
 
 
@@ -28,10 +28,10 @@ def build_symbolically_once(model, iterator=None, data_batch=None) -> None:
     """Builds layers, metrics and losses under the model's strategy, as `Trainer._symbolic_build`.
 
     Report: `TensorFlowTrainer._maybe_symbolic_build` reads a batch for shapes only. (1) It reads one
-    even if everything is built; the iterator is made anew afterwards, so with random data, the first
+    even if everything is built. The iterator is created anew afterwards, so with random data, the first
     batch of training depends on whether the model was built. (2) It averages the batches of the
     replicas, which fails for texts. (3) Under MultiWorkerMirroredStrategy with one device for each
-    worker, it passes a PerReplica to the model, and raises.
+    worker, it passes a PerReplica to the model, which raises an error.
 
     Args:
         model: A compiled model.
