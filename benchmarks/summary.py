@@ -117,7 +117,7 @@ def conditions(content: dict) -> str:
     steady = sum(time <= STEADY * least for time in slowest)
     return (
         f"{found}A fixed computation before and after took {least:g} to {max(slowest):g} ms; "
-        f"{steady} of {len(measured)} measurements were within a tenth of its least time."
+        f"beside {steady} of {len(measured)} measurements, it was within a tenth of its least time."
     )
 
 

@@ -1,9 +1,11 @@
 """tfdp: differentially private deep learning for Keras 3 on TensorFlow.
 
-Every run states two guarantees: the one that the mechanism's paper *claims*, and the one that is
-*proven* for the sampling, computation and releases of this run. README.md gives a tour.
+`make_private` turns a Keras model into one that is trained privately, `tfdp.DPKeras...Optimizer` adds
+the noise, and `model.privacy` reports what the training has cost. Each report has two values of
+epsilon: the one that the mechanism's paper *claims*, and the one that is *proven* for the sampling,
+computation and releases of this run. README.md gives a tour.
 
-Public names are loaded on first use, so that `tfdp.accounting` works without importing TensorFlow.
+Each public name is imported on first use, so that `tfdp.accounting` works without TensorFlow.
 
 Example:
     >>> import keras, numpy as np, tfdp
@@ -71,8 +73,8 @@ else:
         if name in ("DPModel", "DPSequential", "PrivacyEngine"):
             raise AttributeError(
                 f"module 'tfdp' has no attribute {name!r}: use model = tfdp.make_private(model) "
-                "with any keras.Model, also a subclass, and compile it with an optimizer such as "
-                "tfdp.DPKerasSGDOptimizer."
+                "with any keras.Model, including subclassed models, and compile it with an optimizer "
+                "such as tfdp.DPKerasSGDOptimizer."
             )
         if name not in __all__ and name.endswith("Optimizer") and not name.startswith("_"):
             return getattr(_imported("optimizers"), name)

@@ -45,9 +45,9 @@ def sync_tree(path: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def replaced_whole(path: str | os.PathLike) -> Iterator[str]:
-    """Context manager that yields the name of a file to write, which replaces `path` at the end.
+    """Context manager that yields a temporary file name; on exit, that file replaces `path` atomically.
 
-    If the block fails, `path` stays as it was. The yielded name has the ending of `path`, since some
+    If the block fails, `path` is unchanged. The temporary name has the ending of `path`, since some
     writers choose the format by it. The new file gets the permissions of the file that it replaces.
     """
     path = os.path.realpath(path)  # replaces the file that a link points to, and keeps the link
@@ -67,14 +67,14 @@ def replaced_whole(path: str | os.PathLike) -> Iterator[str]:
 
 
 def secret_folder(path: str | os.PathLike) -> str:
-    """Makes a folder that only its owner may enter, or checks that an existing one is such a folder.
+    """Creates a folder that only its owner may enter, or checks the permissions of an existing one.
 
     Returns:
         The path.
 
     Raises:
         ValueError: If the path is a file, or a folder that other users may enter.
-        OSError: If the folder cannot be made.
+        OSError: If the folder cannot be created.
     """
     path = os.fspath(path)
     # The folder is created with its final mode. If the mode were narrowed later, other users could

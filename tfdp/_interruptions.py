@@ -12,9 +12,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interruptions:
     """Context in which the first Ctrl-C or SIGTERM is recorded; a second one takes effect at once.
 
-    A recorded signal that was not handled (`end`) is re-raised on exit. A signal that the process
-    ignores, as a background job does, stays ignored. Nothing is recorded outside of the main thread,
-    which is the only one that signals interrupt.
+    A recorded signal that was not handled (see `end`) is re-raised on exit. A signal that the process
+    ignores, as a background job does, stays ignored. In other threads than the main one, the context
+    does nothing, because signals interrupt only the main thread.
 
     Attributes:
         number: The recorded signal, or None.
@@ -52,14 +52,16 @@ class Interruptions:
         return number, before.get(number)
 
     def end(self, *notes: str) -> NoReturn:
-        """Raises what the recorded signal would have raised without this context.
+        """Raises the exception that the recorded signal would have raised without this context.
 
         Args:
-            notes: Sentences to add as notes of the exception.
+            *notes: Sentences to add as notes of the exception.
 
         Raises:
-            BaseException: If the exception from the signal's handler. If it raises nothing,
-                KeyboardInterrupt for Ctrl-C; SystemExit for SIGTERM, and the notes are logged.
+            BaseException: If the signal's own handler raises one.
+            KeyboardInterrupt: If that handler raises nothing and the signal is Ctrl-C.
+            SystemExit: If that handler raises nothing and the signal is SIGTERM. The notes are then
+                logged, too.
         """
         number, handler = self._leave()
         try:

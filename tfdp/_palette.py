@@ -11,11 +11,11 @@ PROVEN, CLAIMED, ATTACK, GREY = "#0072B2", "#D55E00", "#009E73", "#666666"
 
 
 def new_figure(width: float, height: float, rows: int = 1) -> tuple[Any, list]:
-    """A figure that notebooks show, and its axes from top to bottom; `savefig` writes it to a file.
+    """Returns a matplotlib figure that notebooks display, and its axes from top to bottom.
 
     Args:
-        width, height: In inches.
-        rows: Number of axes.
+        width, height: Size of the figure in inches.
+        rows: Number of axes, one below the other.
 
     Raises:
         ImportError: If matplotlib is not installed.

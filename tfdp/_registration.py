@@ -1,9 +1,9 @@
 """Makes Keras find tfdp's classes in files as soon as tfdp and Keras are imported, in either order.
 
 Keras loads a class from a file only if the class was registered. Importing all of tfdp for that would
-import TensorFlow, which `tfdp.accounting` does without. So Keras gets a placeholder for each class,
-which imports the class when a file needs it. The class itself takes the placeholder's place when its
-module is imported.
+import TensorFlow, which `tfdp.accounting` does not need. So Keras gets a placeholder for each class,
+which imports the class when a file needs it. When the module of a class is imported, the class
+replaces its placeholder.
 
 This module imports neither TensorFlow nor Keras.
 """
@@ -33,7 +33,7 @@ _NO_BASES = ("LossScaleOptimizer", "MultiOptimizer", "Optimizer", "OptimizerMap"
 
 
 def register_with_keras() -> None:
-    """Registers the placeholders now if Keras is imported, and otherwise right after it is."""
+    """Registers the placeholders now if Keras is imported, and otherwise right after its import."""
     if hasattr(sys.modules.get("keras"), "optimizers"):
         _register()
     elif not any(isinstance(finder, _AfterKeras) for finder in sys.meta_path):
@@ -55,7 +55,7 @@ def _register():
 
 
 def _placeholder(name: str, module: str) -> type:
-    """Returns a class whose `from_config` is that of the class of this name in a module."""
+    """Returns a class whose `from_config` imports the real class and calls its `from_config`."""
 
     def from_config(cls, config, **arguments):
         meant = getattr(importlib.import_module(module), name)

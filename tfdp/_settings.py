@@ -1,8 +1,8 @@
 """Settings of a command, each declared once as a field of a dataclass.
 
-The flag, its help, the check of its value, the refusal of settings without effect and the record follow
-from the declaration. A command defines its flags with `define`, parses them with `parse`, and makes the
-dataclass from the result of `typed`.
+The declaration determines the flag, its help, the check of its value, the error for a setting without
+effect and the entry in run.json. A command defines its flags with `define`, parses them with `parse`,
+and creates the dataclass from the result of `typed`.
 
 This module imports neither TensorFlow nor Keras.
 """
@@ -56,11 +56,11 @@ class Setting:
 
     Attributes:
         help: The help text, one or more sentences.
-        default: The default value; with None, the value may be None.
-        group: The heading in --help that begins with this setting; None continues the last one.
-        choices: The allowed values, or a function that returns them, or a dictionary of them with a
-            few words on each for the help; None allows any value.
-        interval: The allowed numbers, such as "(0, 1)"; None allows all above 0.
+        default: The default value. If it is None, the value may be None.
+        group: The heading in --help that begins with this setting; None continues the previous one.
+        choices: The allowed values, a dictionary from them to a few words for the help, or a function
+            that returns either; None allows any value.
+        interval: The allowed numbers, such as "(0, 1)"; None allows all numbers above 0.
         needs: Conditions on other settings that the setting needs to have an effect.
         rival: The setting that this one replaces, as `steps` replaces `epochs`.
         recorded: Whether the setting is written into run.json.
@@ -142,7 +142,7 @@ def settings_of(declared: type) -> dict[str, Setting]:
 
 
 def check_rivals(settings: Mapping[str, Setting], names: Collection[str]) -> None:
-    """Raises ValueError if two given settings replace each other."""
+    """Raises ValueError if two of the given settings exclude each other."""
     if rivals := [name for name in settings if name in names and settings[name].rival in names]:
         raise ValueError(f"--{' and --'.join(rivals)} cannot both be set. Remove one.")
 
@@ -172,7 +172,7 @@ def define(settings: Mapping[str, Setting], flag_values: flags.FlagValues = flag
 def parse(
     argv: Sequence[str], doc: str | None = None, flag_values: flags.FlagValues = flags.FLAGS
 ) -> list[str]:
-    """Parses flags; with --help or --version, prints that and exits.
+    """Parses flags; with --help or --version, prints the help or the version and exits.
 
     Args:
         argv: The command line, with the name of the program.
@@ -203,7 +203,7 @@ def parse(
 
 
 def _as_installed(doc: str) -> str:
-    """Returns the docstring of a command with the program name that the user typed."""
+    """Returns the docstring of a command, with the program name that the user typed."""
     program = Path(sys.argv[0]).stem  # tfdp-train of python train.py
     return re.sub(r"python (train\.py|-m tfdp\.\w+)", program, doc) if "tfdp-" in program else doc
 

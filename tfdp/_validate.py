@@ -1,7 +1,8 @@
 """Checks of arguments: one call for each argument, safe against NaN, with uniform messages.
 
-Every check returns the valid value (a number as a plain Python number), or raises a ValueError
-"Expected NAME to be ... Received VALUE." that ends with a remedy. All checks follow the same rules:
+Every check returns the valid value (a number as a plain Python number). Otherwise it raises the
+ValueError "Expected NAME to be ... Received VALUE.", followed by a remedy. All checks follow these
+rules:
 
 * NaN is always refused, and infinity is not a finite number.
 * A bool is not a number, and a number is not a bool. A string is never a number, even "3".
@@ -32,7 +33,7 @@ _REPR.maxstring = _REPR.maxother = 200
 def refuse(
     name: str, expected: str, value: Any, remedy: str, *, optional: bool = False
 ) -> NoReturn:
-    """Raises the ValueError of every check in this module.
+    """Raises the ValueError of an invalid argument; every check in this module ends here.
 
     Args:
         name: Name of the argument or field.
@@ -49,7 +50,7 @@ def refuse(
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns " Did you mean 'x'?" for the known name closest to `name`, or "" if none is close.
 
-    Names that differ in upper and lower case only count as equal here.
+    Upper and lower case are not distinguished.
     """
     spelled = {each.lower(): each for each in known}
     close = difflib.get_close_matches(name.lower(), spelled, n=1)
@@ -84,7 +85,7 @@ def finite(
     optional: bool = False,
     remedy: str = "Pass such a number.",
 ) -> T:
-    """Returns a finite number as a float; it is at least `minimum`, unless that is None."""
+    """Returns a finite number, of at least `minimum` if that is given, as a float."""
     number = _real(value)
     if not math.isfinite(number) or not (minimum is None or number >= minimum):
         limit = "" if minimum is None else f" of at least {minimum:g}"

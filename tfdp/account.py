@@ -1,12 +1,13 @@
 """Attaches the ledger to the weights, so that privacy spent on them counts in all later training.
 
 An `Account` is attached to the variables and layers of a model, not to an optimizer or a model object.
-They keep it, with its ledger and budget, through `compile`, `make_private` and `load_model`, and in
+So the ledger and its budget survive `compile`, `make_private` and `load_model`, and they hold for
 layers that several models share. Changing the values of private weights is post-processing and costs
 nothing, so no value is read here.
 
-Numbers that a user copies into a fresh model carry no ledger, and plain training of the same variables
-between two private trainings is not detected. The first assumption of every statement covers both.
+Two things are not detected: values that a user copies into a fresh model, which carry no ledger, and
+plain training of the same variables between two private trainings. The first assumption of every
+statement covers both.
 """
 
 import keras
@@ -24,13 +25,15 @@ DECLARED = "_tfdp_declared"
 
 
 class Account:
-    """The privacy spent on a set of weights. A plain object, so that Keras neither tracks nor saves it.
+    """The privacy spent on a set of weights.
+
+    It is a plain object, so that Keras neither tracks nor saves it.
 
     Attributes:
         session: The session of the last entry that was opened for steps, or None.
         training: The current training, or None. Only one may run at a time.
-        plan: The plan that was declared for the next trainings: (epochs, steps), one of them None;
-            or None.
+        plan: The length that the user declared for the next trainings: (epochs, steps), one of which
+            is None. None without such a declaration.
         start: The status of the weights before private training: "assumed" (to be independent of
             the private data) or "public" (the user declared that they are).
     """
@@ -78,7 +81,7 @@ class Account:
         """Records training without accounting, after which no finite epsilon is proven.
 
         Args:
-            reason: A whole sentence.
+            reason: Why nothing is proven, a whole sentence for the statement.
             declarable: Whether `declare_public` may withdraw the entry.
         """
         logging.warning("%s No finite epsilon can be proven for these weights any more.", reason)
@@ -99,8 +102,8 @@ class Account:
 def account_of(model: keras.Model) -> Account:
     """Returns the account of a model's weights, after merging all accounts in the model.
 
-    It is attached to the variables, which models may share, and to their layers, which may replace
-    their variables (`quantize`).
+    The account is attached to the variables, because several models may share them, and to the layers,
+    because a layer may replace its variables (`quantize`).
     """
     first, *others = _accounts_in(model) or [Account()]
     for other in others:
@@ -123,7 +126,7 @@ def _accounts_in(model):
 
 
 def known_steps(ledger: Ledger) -> int:
-    """Number of private steps in a ledger: the most that its optimizers may have counted."""
+    """Returns the number of private steps in a ledger: the most that an optimizer may have counted."""
     private = [i for i, run in ledger.entries.items() if isinstance(run.mechanism, NoisyMechanism)]
     return sum(ledger.taken(run_id) for run_id in private)
 

@@ -1,4 +1,4 @@
-"""Keras callbacks: epsilon in the progress bar and in TensorBoard, and stopping at the budget.
+"""Keras callbacks: show epsilon during `fit`, stop at the privacy budget, and back up a training.
 
 Example:
     >>> import keras, numpy as np, tfdp
@@ -51,23 +51,23 @@ def _private(model) -> PrivateTraining:
 
 
 class EpsilonCurve:
-    """Epsilon after any number of steps of the current training, from few evaluations.
+    """Computes epsilon after any number of steps of the current training, for callbacks of your own.
 
     Epsilon is computed at up to `points` step counts, each when it is first needed, so the cost does
-    not grow with the length of the training. They are the ends of all or some epochs, and the end of
-    the training; there the curve is exact. For a step count in between, it returns the value at the
-    next one: an upper bound, since later releases include all earlier ones. Earlier spending on the
-    same weights is included.
+    not grow with the length of the training. These step counts are the ends of all or some epochs, and
+    the end of the training; there the curve is exact. For a step count in between, the curve returns
+    the value at the next one: an upper bound, since later releases include all earlier ones. Earlier
+    spending on the same weights is included.
 
     Construct a curve after the first step: until then, other callbacks may restore weights and their
     ledger.
 
     Args:
         model: A private model whose training has begun.
-        delta: Probability in (0, 1), below 1/N; None takes the delta of the model's budget.
+        delta: Probability in (0, 1), well below 1/N; None takes the delta of the model's budget.
         kind: "proven" or "claimed".
-        adjacency: "zero_out", "replace_one" or "add_or_remove_one"; None takes the budget's, or
-            "zero_out".
+        adjacency: "zero_out", "replace_one" or "add_or_remove_one"; None takes the adjacency of the
+            model's budget, or "zero_out" without a budget.
         points: Largest number of step counts at which epsilon is computed.
 
     Raises:
@@ -105,16 +105,16 @@ class EpsilonCurve:
         self._values: dict[int, float] = {}
 
     def describes(self, model) -> bool:
-        """Whether the curve is still valid for the current training and earlier spending."""
+        """Returns whether the curve is valid for the model's current training and earlier spending."""
         privacy = model.privacy
         return privacy.ledger.changes == self._changes and privacy.current_run == self._run
 
     def at(self, step: int, exact: bool = False) -> float:
-        """Epsilon after `step` steps, or an upper bound.
+        """Returns epsilon after a number of steps, or an upper bound on it.
 
         Args:
             step: Number of steps.
-            exact: Whether to compute it at exactly this step if the plan is unknown.
+            exact: Whether to compute epsilon at exactly this step if the plan is unknown.
         """
         point = step if exact and step > self._counts[-1] else self.next_point(step)
         if point not in self._values:
@@ -125,14 +125,14 @@ class EpsilonCurve:
         return self._values[point]
 
     def next_point(self, step: int) -> int:
-        """The step count up to which the value at `step` stays the same."""
-        if step > self._counts[-1]:  # the plan is not known
+        """Returns the step count up to which the value at `step` stays the same."""
+        if step > self._counts[-1]:  # the plan is unknown
             return 1 << (step - 1).bit_length()
         return self._counts[bisect.bisect_left(self._counts, step)]
 
 
 def step_counts(steps: int, steps_per_epoch: int, points: int) -> list[int]:
-    """Step counts at which epsilon is computed: 0, and up to `points` larger ones, ending at `steps`.
+    """Returns the step counts at which epsilon is computed: 0, and up to `points` more, up to `steps`.
 
     Args:
         steps: Number of steps of the training.
@@ -145,7 +145,7 @@ def step_counts(steps: int, steps_per_epoch: int, points: int) -> list[int]:
 
 
 class _Spending(keras.callbacks.Callback):
-    """Base of the callbacks that show epsilon; the arguments are theirs."""
+    """Base class of the callbacks that show epsilon."""
 
     def __init__(self, delta, adjacency):
         super().__init__()
@@ -163,7 +163,7 @@ class _Spending(keras.callbacks.Callback):
         return self._curves[kind]
 
     def _ended_early(self) -> bool:
-        """Whether a callback ended the training, so that planned steps count that were not taken."""
+        """Whether a callback ended the training, so that counted steps were not taken."""
         session = self.model.privacy.account.session
         if session is None or not self.model.stop_training:
             return False
@@ -176,18 +176,18 @@ class _Spending(keras.callbacks.Callback):
 
 
 class PrivacyProgress(_Spending):
-    """Shows the epsilon spent so far beside the loss in the progress bar and the history.
+    """Shows the epsilon spent so far, beside the loss, in the progress bar and the history of `fit`.
 
-    Epsilon is computed at 16 step counts at most (see `EpsilonCurve`); between them, the value at the
-    next one is shown, which is never too small. The last value is the epsilon of
+    Epsilon is computed at 16 step counts at most. Between them, the next, larger value is shown, so it
+    is never too small (see `EpsilonCurve`). The last value is the epsilon of
     `model.privacy.statement`: it counts all planned steps, even if the training ended early.
 
     Args:
-        delta: Probability in (0, 1), below 1/N; None takes the delta of the model's budget.
+        delta: Probability in (0, 1), well below 1/N; None takes the delta of the model's budget.
         kind: "proven" or "claimed".
-        adjacency: "zero_out", "replace_one" or "add_or_remove_one"; None takes the budget's, or
-            "zero_out".
-        name: Name of the value in the logs; None takes "epsilon", and "claimed_epsilon" for the
+        adjacency: "zero_out", "replace_one" or "add_or_remove_one"; None takes the adjacency of the
+            model's budget, or "zero_out" without a budget.
+        name: Name of the value in the logs; None takes "epsilon", or "claimed_epsilon" for the
             claimed one.
 
     Raises:
@@ -249,9 +249,10 @@ class PrivacyProgress(_Spending):
 
 
 class StopAtBudget(keras.callbacks.Callback):
-    """Ends `fit` when no further step is allowed, instead of raising an error.
+    """Ends `fit` normally when the privacy budget is spent, where `fit` would raise an error.
 
-    If the budget allows no step at all, `fit` still raises `BudgetExhausted`.
+    The model needs a budget: `make_private(model, budget=...)`. If the budget allows no step at all,
+    `fit` still raises `BudgetExhausted`.
 
     Raises:
         ValueError: If `fit` begins with a model that is not private or has no budget.
@@ -282,19 +283,20 @@ class StopAtBudget(keras.callbacks.Callback):
 
 
 class PrivacyTensorBoard(_Spending):
-    """Writes loss, metrics, both epsilons and clipping diagnostics to TensorBoard, every epoch.
+    """Writes both epsilons and clipping diagnostics to TensorBoard after every epoch, with the metrics.
 
-    The scalars under "mechanism/" come from the optimizer (`DPKerasOptimizer.scalars`). With
-    matplotlib, the picture of `model.privacy.plot` is written when the training ends.
+    Use it beside `keras.callbacks.TensorBoard`, or instead of it. The scalars under "mechanism/" come
+    from the optimizer (`DPKerasOptimizer.scalars`). With matplotlib, the picture of
+    `model.privacy.plot` is written when the training ends.
 
     The diagnostics (fraction clipped, median gradient norm, noise to signal) and the training metrics
     are computed from private data without noise: show the log only to people who may see the data.
 
     Args:
         log_dir: Directory of the event file, as for `tensorboard --logdir`.
-        delta: Probability in (0, 1), below 1/N; None takes the delta of the model's budget.
-        adjacency: "zero_out", "replace_one" or "add_or_remove_one"; None takes the budget's, or
-            "zero_out".
+        delta: Probability in (0, 1), well below 1/N; None takes the delta of the model's budget.
+        adjacency: "zero_out", "replace_one" or "add_or_remove_one"; None takes the adjacency of the
+            model's budget, or "zero_out" without a budget.
 
     Raises:
         ValueError: If `fit` begins with a model that is not private, or without a delta or a

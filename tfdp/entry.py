@@ -18,14 +18,16 @@ from tfdp.accounting import BudgetExhausted, Ledger, PrivacyBudget, Run
 
 
 class Entry:
-    """One run in a ledger, open for steps. It knows no model, optimizer or device.
+    """One run in a ledger, open for steps.
+
+    An entry has no reference to a model, an optimizer or a device.
 
     Args:
         ledger: The ledger that contains the run.
-        run: The description. `run.steps` is the number of described steps, not of counted ones,
-            which is `counted`.
-        run_id: Id of the run. One that the ledger has from another process is resumed; None makes a
-            random one.
+        run: The description. `run.steps` is the number of described steps; the number of counted
+            ones is `counted`.
+        run_id: Id of the run. A run that the ledger has from another process is resumed. None draws a
+            random id.
         declared: Number of steps of a plan that several trainings carry out, or 0.
 
     Attributes:
@@ -57,9 +59,9 @@ class Entry:
         """Counts planned steps, before the first of them; a later call replaces the plan.
 
         Args:
-            steps: Number of planned steps of this entry, with those taken; infinite if unknown.
-            declared: Number of them that later trainings may carry out, too. They count whatever
-                those trainings plan.
+            steps: Number of planned steps of this entry, including those taken; infinite if unknown.
+            declared: Number of planned steps that later trainings may carry out, too. They count
+                whatever those trainings plan.
         """
         if self._earlier_plan is None:
             self._earlier_plan = (self._planned, self.declared)
@@ -95,7 +97,7 @@ class Entry:
         return math.inf if self.has_open_plan else self.counted
 
     def surplus(self, steps: float) -> float:
-        """Number of steps of an earlier declared plan left out if `steps` more are planned.
+        """Returns how many steps of an earlier declared plan are left out if `steps` more are planned.
 
         If the further steps fit into the rest of the plan, they carry it out; otherwise they are added.
         """
@@ -111,7 +113,7 @@ class Entry:
     def is_settled(self) -> bool:
         """Whether another training may take its steps in this entry.
 
-        It may not if counted steps were left out: its own would be hidden among them.
+        It may not if counted steps were left out, because its own steps would be hidden among them.
         """
         if self.closed or os.getpid() != self._process:
             return False
@@ -155,7 +157,13 @@ class Entry:
         return 0 if self.closed else self.limit - self.taken
 
     def authorize(self, steps: int) -> int:
-        """Counts up to `steps` steps as taken, before they run; returns how many are allowed.
+        """Counts steps as taken, before they run.
+
+        Args:
+            steps: Number of wanted steps.
+
+        Returns:
+            Number of steps that may run, from 1 to `steps`.
 
         Raises:
             BudgetExhausted: If no further step is allowed.
@@ -178,7 +186,7 @@ class Entry:
         return steps
 
     def earlier(self) -> list[Run]:
-        """The other runs in the ledger that have steps."""
+        """Returns the other runs in the ledger that have steps."""
         return [run for i, run in self.ledger.entries.items() if i != self.run_id and run.steps]
 
     def limit_steps(self) -> None:

@@ -1,4 +1,4 @@
-"""The device side of one ledger entry: the optimizer, the variables and the place of a step.
+"""Sessions: an entry of the ledger with its optimizer, its variables and the number of its step.
 
 Formal guarantee: a step takes everything that its run's proof depends on from the frozen run (noise
 multiplier, clip norm, strategy, momentum, the table of learning rates, the largest lot). The other
@@ -36,10 +36,10 @@ class Session:
         first_iteration: The optimizer's iteration at the run's first step.
         physical_batch_size: Number of rows in one chunk; None processes a lot as a whole.
         lots: The `tfdp.data.Lots` that the steps draw from; None for other batches.
-        key: The secret that several machines share, 16 bytes; None on one machine, where noise and
-            masks have secrets of the operating system.
-        equal_copies: Compares the replicas' copies of weights and state; None before the first
-            time.
+        key: The secret that several machines share, 16 bytes. None on one machine, where the secrets
+            of noise and masks come from the operating system.
+        equal_copies: A function that compares the replicas' copies of weights and state; None before
+            its first use.
     """
 
     def __init__(
@@ -99,9 +99,13 @@ class Session:
             self._fixed.place = None
 
     def value(self, name: str) -> float | tf.Tensor:
-        """The value of a field of the run's mechanism at the present step.
+        """Returns the value of a field of the run's mechanism at the present step.
 
-        A number is returned as it is; the entry of a table over steps is a float64 tensor.
+        Args:
+            name: Name of the field.
+
+        Returns:
+            A constant as it is; the entry of a table over steps as a float64 scalar tensor.
         """
         value = getattr(self.run.mechanism, name)
         if not isinstance(value, tuple):
@@ -109,13 +113,13 @@ class Session:
         return tf.gather(tf.constant(value, tf.float64), self.place)
 
     def seed_shift(self) -> tf.Tensor:
-        """The number that this step adds to the seeds of random layers: an int64 tensor [2].
+        """Returns the numbers that this step adds to the seeds of random layers: int64 tensor [2].
 
         A row's dropout mask depends on its place in the lot, and drawing one more example moves others
         to other places. Amplification by sampling requires that the others reveal nothing about it, so
         nobody may know which mask belongs to which place. Therefore masks depend on a secret of the
-        session, another one for every step, which a model's seeds do not reveal. All replicas have the
-        same one, and a row's place is that in the whole lot.
+        session and on the step, which a model's seeds do not reveal. All replicas have the same secret,
+        and count the places in the whole lot.
 
         With a user's seed for noise or lots, nothing is proven, and masks are as in Keras.
         """
@@ -133,7 +137,7 @@ class Session:
             )
 
     def trains(self, variables: Sequence, optimizer) -> bool:
-        """Whether the session's steps train these variables, in order, by this optimizer."""
+        """Returns whether the session's steps train these variables, in order, by this optimizer."""
         same = [id(v) for v in variables] == [id(v) for v in self.variables]
         return same and optimizer is self.optimizer
 
@@ -141,7 +145,7 @@ class Session:
         """Raises RuntimeError if an engine declares a larger sensitivity than the accounting assumes.
 
         Args:
-            declared: In the units of `assumed_sensitivity`.
+            declared: The engine's sensitivity, in the units of `assumed_sensitivity`.
         """
         assumed = assumed_sensitivity(self.run)
         if not declared <= assumed * (1 + 1e-9):
@@ -152,12 +156,12 @@ class Session:
             )
 
     def admitted(self, sample_weight: tf.Tensor, first: int | tf.Tensor = 0) -> tf.Tensor:
-        """Sets the weights [rows] of rows beyond the largest lot of the proof to zero.
+        """Sets the sample weights of rows beyond the largest lot of the proof to zero.
 
-        They are chosen by their place alone, so no example affects the choice of another.
+        These rows are chosen by their place alone, so no example affects the choice of another.
 
         Args:
-            sample_weight: The weights.
+            sample_weight: The sample weights [rows].
             first: Place of the first row in the lot.
         """
         largest = self.run.sampling.largest_lot
@@ -178,7 +182,7 @@ class Session:
     # -- steps that begin ------------------------------------------------------------------------
 
     def begin_step(self) -> None:
-        """Marks on the device that a step has begun. `Entry.authorize` counted it before, on the host.
+        """Marks on the device that a step has begun, which `Entry.authorize` counted on the host.
 
         The mark gives the step its `place`, and shows which authorized steps never began.
         """
@@ -192,7 +196,7 @@ class Session:
         self.entry.taken = int(self._begun.numpy())
 
     def keep(self) -> None:
-        """Counts all authorized steps, also those that never began."""
+        """Counts all authorized steps, including those that never began."""
         self._begun.assign(self.entry.taken)
 
     @property
@@ -202,9 +206,10 @@ class Session:
 
 
 def assumed_sensitivity(run: Run) -> float:
-    """The sensitivity that the accounting of a run assumes, in clip norms; infinite without a bound.
+    """Returns the sensitivity that the accounting of a run assumes, in clip norms.
 
-    It is the distance by which a sum may move when one example becomes a null example.
+    It is the largest distance by which a sum may move when one example becomes a null example;
+    infinite if there is no bound.
     """
     try:
         factor = run.contribution.sensitivity(run.sampling, "zero_out")

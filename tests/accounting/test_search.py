@@ -94,7 +94,7 @@ def test_nothing_finite_for_a_search_with_one_bad_trial():
 
 
 def test_a_search_has_trials():
-    with pytest.raises(ValueError, match="ledger of each trial"):
+    with pytest.raises(ValueError, match="no trials"):
         Statement.of_search([], DELTA)
 
 

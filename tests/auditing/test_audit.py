@@ -101,7 +101,7 @@ def test_stated_epsilons_of_others_are_compared_and_runs_count_together(caplog):
     [
         (lambda world: None, {}, "return model"),
         (lambda world: plain(), {"stated": {"claimed": 1.0}}, "world.model"),
-        (lambda world: world.model(plain()), {}, "states none"),
+        (lambda world: world.model(plain()), {}, "states no epsilon"),
         (lambda world: world.model(tfdp.make_private(plain())), {}, "make_private"),
         (one_lot("dpsgd"), {"stated": {"true": 1.0}}, "claimed"),
         (one_lot("dpsgd"), {"guesses": 21}, "guesses"),

@@ -69,7 +69,7 @@ def test_a_measurement_beside_which_the_machine_was_slow_is_repeated(monkeypatch
     records = {
         "records": [{"step_ms": 1, "load": 0.5} | found, {"step_ms": 2, "fixed_ms": [20, 10]}]
     }
-    assert "10 to 20 ms; 0 of 2 measurements" in summary.conditions(records)
+    assert "10 to 20 ms; beside 0 of 2 measurements" in summary.conditions(records)
 
 
 def test_the_table_of_layers_has_the_slowest_private_steps_first(monkeypatch, capsys):

@@ -297,6 +297,12 @@ def test_a_number_of_rows_that_is_written_in_is_refused_and_trains_with_minus_on
     assert trained(-1) == 3
 
 
+def test_shapes_in_errors_do_not_count_the_rows_of_the_check():
+    model = private(sgd(), keras.Sequential([keras.Input((3,)), layers.Dense(2)]), {"loss": "mse"})
+    with pytest.raises(ValueError, match=r"\(None, 4\)"):
+        model.fit(np.zeros((24, 4)), MANY_Y, batch_size=ROWS, verbose=0)
+
+
 LABELS = np.arange(24) % 2
 HOT, ONES = np.eye(2)[LABELS], np.ones((24, 2))
 

@@ -4,9 +4,9 @@ No other module of tfdp imports from `keras.src` or `tensorflow.python`, or read
 Keras or TensorFlow that begins with an underscore. `tests/_compat` has one test for each borrowed
 name. If a new version changes a borrowed name, the failing test says which one.
 
-Every package of tfdp that needs TensorFlow imports from this package. On import, this package refuses
-Windows, other Keras backends and versions below the first tested one. A version beyond the last tested
-one causes a warning, since a borrowed name may be gone or have changed its meaning.
+Every package of tfdp that needs TensorFlow imports from this package. Its import raises an error on
+Windows, with another Keras backend, and with versions below the first tested one. A version beyond the
+last tested one causes a warning, since a borrowed name may be missing or have changed its meaning.
 """
 
 import re
@@ -39,7 +39,7 @@ _INSTALL = "Install tested versions: pip install " + " ".join(
 
 
 def check(package: str, version: str) -> None:
-    """Refuses a version that is too old, and warns of one that is newer than the tested ones.
+    """Raises an error for a version that is too old, and warns of one that was not tested yet.
 
     Raises:
         ImportError: If the version is below the first tested one.

@@ -1,10 +1,10 @@
 """Stores texts beside the arrays in Keras' weight files.
 
-This module relies on the layout of these files, as seen in Keras 3.13.0 and 3.15.1. A `.keras` file is
-a ZIP archive whose member `model.weights.h5` holds the weights. A `.weights.h5` file is that member by
-itself; shards are several of them. Each object has a group "vars" of its own, in which an array has
-the name that the object's `save_own_variables` gave it. Keras counts the arrays in a group when it
-loads a plain layer, and does not look at the group's attributes, so a text is an attribute.
+This module relies on the layout of these files in Keras 3.13.0 and 3.15.1. A `.keras` file is a ZIP
+archive whose member `model.weights.h5` holds the weights. A `.weights.h5` file is such a member alone;
+shards are several of them. Each object has its own group "vars", in which an array has the name that
+the object's `save_own_variables` gave it. When Keras loads a plain layer, it counts the arrays in a
+group, but ignores the group's attributes. So a text is stored as an attribute.
 """
 
 import io
@@ -39,12 +39,13 @@ def read_text(store, name: str) -> str | None:
 
 
 def optimizer_in(store) -> dict[str, np.ndarray]:
-    """Returns the optimizer's variables in the file that a model is being loaded from, by number.
+    """Returns the variables of the optimizer in the file that a model is being loaded from, by number.
+
+    The result is empty for an inner model, and without an optimizer. The store is left at another
+    group, which does not matter, because Keras looks up the group of each layer again.
 
     Args:
-        store: The argument of `load_own_variables` of a model. It is left at another group, since
-            Keras looks up each layer's group again. For an inner model, and without an optimizer,
-            the result is empty.
+        store: The argument of `load_own_variables` of a model.
     """
     if isinstance(store, dict) or store._h5_entry_path:
         return {}
@@ -53,13 +54,13 @@ def optimizer_in(store) -> dict[str, np.ndarray]:
 
 
 def add_text(path, name: str, text: str) -> None:
-    """Adds a text to a `.lora.h5` file that KerasHub wrote, beside its arrays."""
+    """Writes a text beside the arrays of a `.lora.h5` file that KerasHub wrote."""
     with h5py.File(path, "a") as file:
         file["lora"].attrs[name] = text
 
 
 def texts_in(path, name: str) -> list[str]:
-    """Returns all texts with a name in a `.keras` or HDF5 file that Keras or KerasHub can load."""
+    """Returns all texts of a name in a `.keras` or HDF5 file that Keras or KerasHub can load."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             path = io.BytesIO(archive.read("model.weights.h5"))

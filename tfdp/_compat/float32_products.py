@@ -1,12 +1,12 @@
-"""Products of float32 numbers with nearly float32 precision, even if a GPU rounds the factors.
+"""Products of float32 numbers to nearly float32 precision, also where a GPU rounds them.
 
 By default, GPUs multiply float32 matrices in TensorFloat-32, which keeps 10 bits of a fraction. This is
 fine in a model's own passes, where it only changes the gradient. But the norm of a gradient and the sum
-must be computed from the same numbers. If a gradient cancels over its positions, the error from rounded
-factors is far larger than the margin of the norm.
+must be computed from the same numbers. Where a gradient cancels over its positions, the error from
+rounded factors is far larger than the margin of the norm.
 
-So the products in norms, sums and noise are split. A factor is the sum of its first 11 binary digits,
-which TensorFloat-32 has, and a remainder. Three products of such parts have 20 binary digits.
+So the products in norms, sums and noise are split: each factor becomes its first 11 binary digits,
+which TensorFloat-32 has, plus a remainder. Three products of such parts have 20 binary digits.
 """
 
 import tensorflow as tf
@@ -18,7 +18,7 @@ _KEPT = 0xFFFFE000
 
 
 def unit() -> float:
-    """Returns the relative rounding error of one product: of `product`, or of float32 on a CPU."""
+    """Returns the relative rounding error of one product: that of `product`, or of float32 on a CPU."""
     return 2.0**-20 if on_gpu() else 2.0**-24
 
 
@@ -27,7 +27,7 @@ def product(multiply, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
 
     Args:
         multiply: A function of two tensors, linear in each, such as `tf.matmul`.
-        a, b: float32 tensors. Where they are not finite, the result is not finite either.
+        a, b: float32. Where they are not finite, the result is not finite either.
     """
     if not on_gpu():
         return multiply(a, b)
@@ -37,7 +37,7 @@ def product(multiply, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
 
 def weighted_sum(weights: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     """Returns the sum of `weights[i] * rows[i]`, float32 [n], of rows [m, n]."""
-    if on_gpu():  # without a matrix product, only sums are rounded
+    if on_gpu():  # no matrix product: nothing is rounded but sums
         return tf.reduce_sum(weights[:, tf.newaxis] * rows, axis=0)
     return tf.squeeze(tf.matmul(tf.expand_dims(weights, 0), rows), 0)
 

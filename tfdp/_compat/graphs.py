@@ -5,7 +5,10 @@ from tensorflow.python.ops.parallel_for import pfor
 
 
 def is_custom_gradient(operation) -> bool:
-    """Whether an operation ends a `tf.custom_gradient`. Its inputs are results, then arguments."""
+    """Returns whether an operation ends a `tf.custom_gradient`.
+
+    The inputs of such an operation are the results, then the arguments.
+    """
     if operation.type != "IdentityN":
         return False
     return operation.node_def.attr["_gradient_op_type"].s.startswith(b"CustomGradient-")
@@ -14,7 +17,7 @@ def is_custom_gradient(operation) -> bool:
 def captured(graph: tf.Graph) -> list:
     """Returns the pairs (outer tensor, inner tensor) that a function's graph captures.
 
-    This is `FuncGraph.captures`. The list is empty for a plain `tf.Graph`, which captures nothing.
+    This is `FuncGraph.captures`; the list is empty for a plain `tf.Graph`, which captures nothing.
     """
     return list(getattr(graph, "captures", []))
 
@@ -27,13 +30,13 @@ def called_graph(operation: tf.Operation):
 
 
 class Dependence:
-    """Determines whether tensors in the graph of one row's pass depend on the row.
+    """Decides for tensors in the graph of one row's pass whether they depend on the row.
 
-    In `tf.vectorized_map`, such tensors are computed from the number of the row, which is a placeholder
-    with a default. In the graph of a loop's body, every argument counts as depending on the row.
+    In `tf.vectorized_map`, all tensors that depend on the row are computed from its number, which is a
+    placeholder with a default. In the graph of a loop's body, every argument counts as dependent.
 
     Args:
-        weights: Tensors that count as independent of the row, whatever they are computed from.
+        weights: Tensors that do not depend on the row, whatever they are computed from.
     """
 
     def __init__(self, weights=()):
@@ -55,7 +58,7 @@ class Dependence:
 
 
 def _draws(operation):
-    """Whether an operation has a state, such as a generator has, so that its results differ by row."""
+    """Whether an operation has a state, such as a generator, so that its results differ by row."""
     return operation.op_def.is_stateful and operation.type not in _READS
 
 
@@ -64,7 +67,7 @@ _READS = ("ReadVariableOp", "ResourceGather", "VarHandleOp")
 
 
 def _sources(operation):
-    """Returns the operations that an operation gets inputs from. None if it depends on the row."""
+    """The operations that an operation takes its inputs from; None if it depends on the row itself."""
     if operation.type == "PlaceholderWithDefault" or _draws(operation):
         return None
     if operation.type != "Placeholder":
@@ -77,7 +80,7 @@ def _sources(operation):
 
 
 def reached(tensors: list) -> set:
-    """Returns the operations that depend on some tensors of a graph, and those that compute these."""
+    """Returns the operations that the given tensors of a graph reach, with those they come from."""
     found, waiting = {tensor.op for tensor in tensors}, [*tensors]
     while waiting:
         new = {*waiting.pop().consumers()} - found
@@ -87,7 +90,7 @@ def reached(tensors: list) -> set:
 
 
 class NotReplayable(Exception):
-    """Error for a graph with an operation that cannot be repeated by itself."""
+    """A graph has an operation that cannot be repeated by itself."""
 
 
 def replayed(wanted: list, known: dict) -> list:
@@ -98,8 +101,8 @@ def replayed(wanted: list, known: dict) -> list:
 
     Args:
         wanted: Tensors of one graph.
-        known: Values of tensors of that graph, {reference to tensor: value}. The operations before
-            these tensors are not repeated.
+        known: {reference to tensor of that graph: value}; the operations before these are not
+            repeated.
 
     Raises:
         NotReplayable: If an operation calls a function, or an argument of the graph has no value.
@@ -116,7 +119,7 @@ def outside(tensor: tf.Tensor) -> tf.Tensor:
     """Returns the value of a tensor in the graph that is being built.
 
     Args:
-        tensor: A tensor of that graph, or a tensor of a graph inside of it that depends only on
+        tensor: A tensor of that graph, or of a graph inside of it, where it may depend only on
             captured tensors.
     """
     while tensor.graph is not tf.compat.v1.get_default_graph():
@@ -126,7 +129,7 @@ def outside(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _needed(wanted, known):
-    """Returns the operations that compute some tensors, in the order in which they were traced."""
+    """The operations that tensors come from, in the order in which they were traced."""
     found, waiting = set(), [tensor for tensor in wanted if tensor.ref() not in known]
     while waiting:
         operation = waiting.pop().op

@@ -39,11 +39,11 @@ except ImportError:  # since Keras 3.16
 
 _ADD, _SQUEEZE = numpy.add, numpy.squeeze
 
-# The class that gives a layer its `fit`. Its name differs between versions of Keras.
+# The class that gives a layer its `fit`; versions of Keras have different names for it.
 Trainer = keras.Model.__bases__[0]
 
-# Public, and here for `tfdp.data`, which can be imported without Keras: its modules that use Keras
-# import it from here, so that another backend is refused first.
+# A public name, for `tfdp.data`, which can be imported without Keras. Its modules that use Keras import
+# it from here, so that another backend raises an error first.
 floatx = keras.config.floatx
 
 # Methods by which a container layer decides whether to compute without calling its inner layers.
@@ -71,10 +71,10 @@ shared_seed_generator = functools.partial(get_global_attribute, "global_seed_gen
 
 
 def dropout_masks(cell) -> dict:
-    """Returns the masks that a recurrent cell has drawn for the current pass, by attribute.
+    """Returns the masks that a recurrent cell has drawn for the current pass, by attribute names.
 
-    These are `_dropout_mask` and `_recurrent_dropout_mask` of `DropoutRNNCell`. A cell that draws no
-    masks may lack them. The layer forgets them at the end of its call.
+    These are `_dropout_mask` and `_recurrent_dropout_mask` of `DropoutRNNCell`; a cell that draws none
+    may lack them. The layer forgets them at the end of its call.
     """
     names = ("_dropout_mask", "_recurrent_dropout_mask")
     return {name: vars(cell)[name] for name in names if name in vars(cell)}
@@ -83,8 +83,8 @@ def dropout_masks(cell) -> dict:
 def forget_dropout_masks(model) -> None:
     """Makes recurrent cells draw new masks after a pass that ended with an error.
 
-    A layer does so at the end of its call (`RNN._maybe_reset_dropout_masks`). A remaining mask belongs
-    to the failed pass, and all rows of the next pass would share it.
+    A layer does so at the end of its call (`RNN._maybe_reset_dropout_masks`). A mask that is left over
+    belongs to the failed pass, and all rows of the next pass would share it.
     """
     for cell in layers_of(model):
         for reset in ("reset_dropout_mask", "reset_recurrent_dropout_mask"):
@@ -93,7 +93,7 @@ def forget_dropout_masks(model) -> None:
 
 @contextlib.contextmanager
 def replaced(instance, **attributes):
-    """Context in which an instance has other attributes, without Keras' attribute tracking."""
+    """Context in which an instance has other attributes, which bypass Keras' attribute tracking."""
     own = vars(instance)
     missing = object()
     before = {name: own.get(name, missing) for name in attributes}
@@ -119,7 +119,7 @@ def layers_of(layer, *, itself: bool = False) -> list:
 
 
 def normalizes_by_batch(layer) -> bool:
-    """Whether a layer is a BatchNormalization that uses and keeps statistics of the batch in training.
+    """Returns whether a layer is a BatchNormalization that uses statistics of the batch in training.
 
     With `trainable=False`, `keras.layers.BatchNormalization.call` uses the moving statistics, and
     assigns nothing, even in training. A custom `call` may do anything.
@@ -133,7 +133,7 @@ def normalizes_by_batch(layer) -> bool:
 
 
 def is_frozen_by_flag(layer: keras.layers.BatchNormalization) -> bool:
-    """Whether a BatchNormalization has the `call` of Keras, which respects `trainable=False`."""
+    """Returns whether a BatchNormalization has the `call` of Keras, which heeds `trainable=False`."""
     return type(layer).call is keras.layers.BatchNormalization.call and "call" not in vars(layer)
 
 
@@ -144,8 +144,8 @@ def become(layer, other) -> None:
     object on creation.
 
     Args:
-        layer: A layer, which functional models may have called.
-        other: A built layer for the same inputs that was not called yet.
+        layer: A layer, which may be called in functional models.
+        other: A built layer that was not called; it takes the same inputs.
     """
     accepted = inspect.signature(other.call).parameters
     for _, kwargs in uses_of(layer):
@@ -168,15 +168,15 @@ def take_policy(layer) -> None:
 
 
 def was_given_vocabulary(layer) -> bool:
-    """Whether a lookup layer got its vocabulary in its constructor (`_has_input_vocabulary`).
+    """Returns whether a lookup layer got its vocabulary in its constructor (`_has_input_vocabulary`).
 
-    The result is False for an adapted layer, for one without a vocabulary, and for other layers.
+    The result is False for a layer that was adapted or has no vocabulary, and for other layers.
     """
     return getattr(layer, "_has_input_vocabulary", False)
 
 
 def pads_to_its_own_length(layer) -> bool:
-    """Whether a TextVectorization returns outputs of one length, whatever the texts.
+    """Returns whether a TextVectorization returns outputs of one length, whatever the texts.
 
     The attributes are `_output_sequence_length`, `_output_mode` and `_ragged`.
     """
@@ -188,19 +188,19 @@ def pads_to_its_own_length(layer) -> bool:
 
 
 def is_graph_of_layers(model) -> bool:
-    """Whether a model is Sequential or functional, so that `keras.models.clone_model` copies it."""
+    """Returns whether a model is Sequential or functional, so that `clone_model` can copy it."""
     return isinstance(model, (keras.Sequential, Functional))
 
 
 def is_stock_graph(model) -> bool:
-    """Whether a model, private or not, has Keras' own class for sequential or functional models."""
+    """Returns whether a model, private or not, has Keras' own class Sequential or Functional."""
     return getattr(model, "_tfdp_base", type(model)) in (keras.Sequential, Functional)
 
 
 def input_structure(model):
-    """Returns the inputs of a model in its original structure (`Functional._inputs_struct`).
+    """Returns the inputs of a model in their original structure (`Functional._inputs_struct`).
 
-    A single input may be alone or in a list.
+    A single input is either that input alone or a list with that input.
 
     Raises:
         AttributeError: If the model is subclassed, so that its inputs are unknown.
@@ -216,7 +216,7 @@ def uses_of(operation) -> list:
 
 
 def compute_loss_as_keras(model, x, y, y_pred, sample_weight):
-    """Computes the loss in training, by a `compute_loss` with or without the argument `training`.
+    """Returns a model's loss in training; its `compute_loss` may lack the argument `training`.
 
     This is `Trainer._compute_loss`, which Keras' own training step calls.
     """
@@ -258,8 +258,8 @@ def without_recomputation():
 
     Recomputation gives no gradient to tensors that a function reads besides its arguments, and in a
     pass the weights are tensors. All three look up TensorFlow's function in its module, so tfdp
-    replaces it there, once. Outside of this context, which is local to a thread, the replacement calls
-    TensorFlow's own.
+    replaces it there, once; outside of this context, which is local to a thread, it is TensorFlow's
+    own.
     """
     return _during(_recomputes, False)
 
@@ -276,7 +276,10 @@ tf.recompute_grad = _recomputed
 
 
 def all_metrics(model) -> list:
-    """Returns a model's metrics, also those that an override of `metrics` hides (`_get_own_metrics`).
+    """Returns the metrics of a model, with those that an override of `metrics` hides.
+
+    The hidden ones come from `_get_own_metrics`.
+
 
     They include the metrics of inner models, which Keras leaves out of the logs.
     """
@@ -315,11 +318,11 @@ def as_in_a_larger_batch():
     way, `squeeze` without an axis would remove the axis of the rows.
 
     tfdp runs batches of one, whose length is known. In this context, tensors that depend on the row are
-    treated as in a larger batch. Weights are treated as before, in the same way for any batch.
+    treated as in a larger batch. Keras treats weights in the same way for any batch, which stays.
 
-    Keras looks up both functions in their module, so tfdp replaces them there, once. Outside of this
-    context, which is local to a thread, they behave as Keras' own. A batch of unknown
-    length would need no context, but many more operations for shapes.
+    Keras looks up both functions in their module, so tfdp replaces them there, once; outside of this
+    context, which is local to a thread, they are Keras' own. A batch of unknown length would need no
+    context, but many more operations for shapes.
     """
     return _during(_of_rows, Dependence())
 

@@ -12,18 +12,19 @@ import tensorflow as tf
 
 from tfdp._compat.tensorflow import inside_xla
 
-# With up to this many input channels, a look-up copies too few numbers at once. Then patches are made
-# with the positions as the last axis (64 images of 28x28x1, kernels of 8: 2.6 ms, 3.3 ms by look-ups).
+# With up to this many input channels, a look-up copies too few numbers at once. Then patches have the
+# positions as the last axis (64 images of 28x28x1, kernels of 8: 2.6 ms, and 3.3 by look-ups).
 THIN_CHANNELS = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """The window of a convolution's kernel. The tuples have one entry for every spatial axis.
+    """How the kernel of a convolution slides. The tuples have one entry for every spatial axis.
 
     Attributes:
-        size: Kernel size.
-        strides, dilation: As in Keras' layers.
+        size: Size of the kernel.
+        strides, dilation: Steps between positions, and between the offsets of the kernel, as in
+            Keras' layers.
         padding: "valid" or "same".
     """
 
@@ -109,7 +110,7 @@ class Window:
         seen = tf.transpose(self._blocks(padded), [0, *remainders, place, *space])
 
         def at(axis, offset):
-            """Returns the blocks and the remainder (if there are several) of inputs at an offset."""
+            """The blocks and the remainder (none if there is one only) of the inputs at an offset."""
             start, stride = offset * self.dilation[axis], self.strides[axis]
             first = start // stride
             return slice(first, first + counts[axis]), [start % stride] if stride > 1 else []
@@ -145,7 +146,7 @@ class Window:
 
 
 def unfused(volumes: tf.Tensor) -> tf.Tensor:
-    """Returns the same volumes, but prevents TensorFlow from fusing an operation with a convolution.
+    """Returns the same volumes, to prevent TensorFlow from fusing an operation with a convolution.
 
     TensorFlow 2.21 with oneDNN fuses a Pad (a layer ZeroPadding3D) with the Conv3D after it, and
     ignores the convolution's own padding. The result has a wrong shape.
@@ -157,8 +158,8 @@ def patches(images: tf.Tensor, window: Window) -> tf.Tensor:
     """Returns patches [rows, positions, prod(window.size) * channels], kernel offsets before channels.
 
     Args:
-        images: The images, [rows, *spatial, channels].
-        window: The window of the kernel.
+        images: [rows, *spatial, channels].
+        window: How the kernel slides.
     """
     if images.shape[1:-1].is_fully_defined():
         return window.patches(window.pad(images))
@@ -184,11 +185,11 @@ def kernel_gradients(
     """Returns the gradient of the kernel for each row.
 
     Args:
-        inputs: The inputs of the convolution, [images, *spatial, channels]. Each row has the same
-            number of images, one or more.
-        outputs: The gradient at its outputs, [rows, positions, filters], at the positions of all
+        inputs: [images, *spatial, channels], the inputs of the convolution: the same number of
+            images for each row, one or more.
+        outputs: [rows, positions, filters], the gradient at its outputs, at the positions of all
             images of a row.
-        window: The window of the kernel.
+        window: How the kernel slides.
         shape: The shape of the kernel, [*window.size, channels // groups, filters].
 
     Returns:
@@ -207,7 +208,7 @@ def kernel_gradients(
 
 
 def products_by_rows(inputs, outputs, window):
-    """Returns the same gradients before their axes are reordered, which is cheaper after a sum.
+    """The same gradients before their axes are reordered, which is cheaper after a sum.
 
     There is one product for each row of the kernel, so that the patches are never copied into one
     tensor.
@@ -223,10 +224,10 @@ def products_by_rows(inputs, outputs, window):
 
 
 def products_of_columns(inputs, outputs, window):
-    """Returns the same gradients, for images of few channels and known lengths.
+    """The same gradients, for images of few channels and known lengths.
 
     There is one product for each offset along the kernel's other axes, as in `products_by_rows` (256
-    images of 28x28x1, kernels of 8: 3.6 ms, 5.7 ms with one product of all patches).
+    images of 28x28x1, kernels of 8: 3.6 ms, and 5.7 with one product of all patches).
 
     Returns:
         A tensor [rows, offsets * channels, filters].
@@ -249,7 +250,7 @@ def _of_rows(seen, outputs):
 
 
 def _of_groups(seen, outputs, groups, shape):
-    """Returns the gradients of a grouped convolution: a group of filters sees its group of channels."""
+    """Each group of filters sees only its group of channels."""
     rows, positions = tf.shape(seen)[0], tf.shape(seen)[1]
     width, filters = shape[-2:]
     offsets = seen.shape[2] // (groups * width)

@@ -1,7 +1,7 @@
 """Common parts of the rules that tfdp adds to `tf.vectorized_map`.
 
-`RULES` is tfdp's own table of rules: TensorFlow's rules, some of which the modules `pfor_*` replace.
-TensorFlow's table does not change.
+`RULES` is tfdp's own table of rules: those of TensorFlow, of which the modules `pfor_*` replace some.
+TensorFlow's table stays as it is.
 """
 
 import functools
@@ -23,7 +23,7 @@ AT_ONCE = "tfdp_at_once"  # the attribute of an operation with its own rule
 
 
 def rule(*names: str) -> Callable:
-    """Decorator for a rule of some operations: a function of (previous rule or None, pfor input)."""
+    """Decorator that registers a rule for operations: a function of (earlier rule or None, input)."""
 
     def add(convert):
         for name in names:
@@ -55,7 +55,7 @@ def called(pfor_input, name: str, inputs: list) -> list:
     Args:
         pfor_input: The operation, as a rule receives it.
         name: Name of the function.
-        inputs: Its inputs, in the form of `pfor_input`.
+        inputs: The inputs of the function, as `pfor_input` has them.
     """
     function, outer = pfor_input.op.graph._get_function(name), pfor_input.pfor
     inner = pfor.PFor(
@@ -71,7 +71,7 @@ def called(pfor_input, name: str, inputs: list) -> list:
 
 
 def looped(pfor_input) -> list:
-    """Converts an operation to a loop, which runs it for one example at a time.
+    """Converts an operation so that it runs for one example at a time.
 
     Args:
         pfor_input: The operation, as a rule receives it.
@@ -91,15 +91,15 @@ def looped(pfor_input) -> list:
 
 
 def at_once(function: Callable, rows: list, shared: list, kept: Sequence = ()) -> tuple[list, list]:
-    """Calls a function that `tf.vectorized_map` calls again, with the rows of all examples.
+    """Calls a function, which `tf.vectorized_map` calls again with the rows of all examples.
 
     TensorFlow vectorizes a loop operation by operation, which takes seconds to trace, and every step of
     such a loop copies its whole state. A function that treats rows one by one can run on the rows of
     all examples as it is. No gradient flows through the call.
 
     Args:
-        function: A function that maps `rows`, `shared` and `kept` to (list of tensors [rows, ...], list
-            of tensors to keep). It treats rows one by one.
+        function: Maps `rows`, `shared` and `kept` to (list of tensors [rows, ...], list of tensors
+            to keep); it treats rows one by one.
         rows: Tensors [rows, ...].
         shared: Tensors that do not depend on the example.
         kept: Tensors that another such call kept, for the rows of all examples. They may be of any
@@ -138,9 +138,9 @@ def at_once(function: Callable, rows: list, shared: list, kept: Sequence = ()) -
 
 
 def taken(rows, index):
-    """Returns a row by its number in the map. For all rows of the map, this is `rows` without a copy.
+    """Returns a row by its number in the map; for all rows of the map, this is `rows` without a copy.
 
-    `tf.vectorized_map` looks up each row unless it knows the number of rows.
+    `tf.vectorized_map` looks up each row unless it knows how many there are.
     """
     found = tf.gather(rows, index)
     setattr(found.op, AT_ONCE, lambda pfor_input: wrap(pfor_input.input(0).t, True))
@@ -148,9 +148,9 @@ def taken(rows, index):
 
 
 class Loop(WhileV2):
-    """Converts a loop, but refuses lists if rows take different numbers of steps.
+    """The conversion of a loop; raises an error for lists if rows take different numbers of steps.
 
-    TensorFlow would lose elements of a list, and its gradient fails for a row that takes no step.
+    TensorFlow loses elements of a list there, and its gradient fails for a row that takes no step.
     """
 
     def _process_cond_stacked(self, conditions, indices, inputs, *others):
@@ -172,9 +172,9 @@ def is_apart(tensor) -> bool:
 def merged(tensor):
     """Merges the first two axes: [examples, rows, ...] to [examples * rows, ...].
 
-    For a result of `apart`, the tensor before it is returned. So operations on batches follow each
-    other directly, as in a plain model, and TensorFlow fuses them (convolution, bias and activation),
-    or reuses their results in a gradient (the positions of a pool's maxima).
+    The result of `apart` is returned as it was before. So operations on batches follow each other
+    directly, as in a plain model, and TensorFlow fuses them (convolution, bias and activation), or
+    reuses their results in a gradient (the positions of a pool's maxima).
     """
     if is_apart(tensor):
         return getattr(tensor.op, _MERGED)
@@ -193,8 +193,8 @@ def apart(tensor, examples, first: int | None):
 
     Args:
         tensor: The tensor.
-        examples: The number of examples, int32 [1].
-        first: Number of rows of an example. None if unknown.
+        examples: int32 [1], the number of examples.
+        first: Number of rows of an example, or None where it is unknown.
     """
     known = tensor.shape[1:] if tensor.shape.rank else tf.TensorShape(None)
     if first and known.num_elements():

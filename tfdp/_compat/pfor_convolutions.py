@@ -9,8 +9,8 @@ channels, which mixes up the groups of a grouped convolution. It has no rule for
 convolution. These rules repeat the inputs for each row instead.
 
 On a CPU, TensorFlow has neither groups nor channels first for volumes, so Keras compiles such layers
-with XLA. The vectorizer takes the compiled function apart. Therefore volumes are computed group by
-group, with channels last.
+with XLA. The vectorizer opens the compiled function. Therefore volumes are computed group by group,
+with channels last.
 """
 
 import tensorflow as tf

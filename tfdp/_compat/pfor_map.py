@@ -16,7 +16,7 @@ from tfdp._compat import (  # noqa: F401, each module adds its rules to `RULES`
 from tfdp._compat.keras import as_in_a_larger_batch
 from tfdp._compat.pfor_conversion import AT_ONCE, RULES, NotCovered, looped, taken
 
-# TensorFlow's rules have mixed rows before, which silently breaks the bound on one example's influence.
+# Some of TensorFlow's rules mixed rows, which silently breaks the bound on one example's influence.
 # `tests/_compat/test_every_rule.py` compares each of these with a loop over the rows, forwards and
 # through its gradient, with numbers that are not finite and indices that do not exist.
 TRUSTED = frozenset(
@@ -77,19 +77,19 @@ _CALLS = ("Case", "If", "PartitionedCall", "While")  # these call functions of t
 
 
 def vectorized_map(function: Callable, rows, failed: list | None = None):
-    """Maps a function over rows with `tf.vectorized_map`, by the rules of the operations in `TRUSTED`.
+    """Maps `function` over rows with `tf.vectorized_map`, by the rules of the operations in `TRUSTED`.
 
-    Any other operation runs for one row at a time, with a warning, and so does one whose rule does not
-    cover inputs that differ by row. If that is impossible, the map raises an error.
+    Any other operation, and one whose rule does not cover inputs that differ by row, runs for one row
+    at a time, with a warning. If that is impossible, the map raises an error.
 
-    TensorFlow's table of rules does not change: its vectorizer asks an operation for its attribute
+    TensorFlow's table of rules stays as it is: its vectorizer asks an operation for its attribute
     `pfor_converter` first. Maps inside of `function` are TensorFlow's own.
 
     Args:
-        function: A function that maps the tensors of one row, without leading axis, to tensors.
-            Additions in it are those of a larger batch (`keras.as_in_a_larger_batch`).
-        rows: A structure of tensors [rows, ...].
-        failed: A list, to which the operations are appended whose conversion raised, inner ones first.
+        function: Maps the tensors of one row, without leading axis, to tensors. Additions in it behave
+            as in a larger batch (`keras.as_in_a_larger_batch`).
+        rows: A structure of tensors with a common leading axis.
+        failed: A list that gets the operations whose conversion raised, the inner ones first.
     """
 
     def convert(pfor_input):
@@ -117,7 +117,7 @@ def vectorized_map(function: Callable, rows, failed: list | None = None):
 
 
 def _mark(graph, convert):
-    """Sets the conversion of all operations of a graph, and of the functions that it calls."""
+    """Gives all operations of a graph, and of the functions that it calls, this conversion."""
     for operation in graph.get_operations():
         operation.pfor_converter = convert
         if operation.type.removeprefix("Stateless").removeprefix("Stateful") in _CALLS:
@@ -131,7 +131,7 @@ def _mark(graph, convert):
 
 @contextlib.contextmanager
 def _without_log_of_state():
-    """Context in which TensorFlow does not log its state for each error. tfdp raises its own errors."""
+    """Context in which TensorFlow does not log its whole state for each error; tfdp raises its own."""
 
     def is_other(record):
         text = record.getMessage()
@@ -187,10 +187,11 @@ def _can_loop(operation):
 
 
 def batch_of_one(tree):
-    """Adds a leading axis of length one to every leaf [...] of one example.
+    """Gives every leaf [...], which is one example, a leading axis of length one.
 
-    With known shapes, the vectorized graph has far fewer operations. But the length of a tensor with no
-    other axis stays unknown, because Keras' layers would treat an axis of length one as features.
+    Where shapes are known, the vectorized graph has far fewer operations. But the length of a tensor
+    with no other axis stays unknown, because Keras' layers would treat an axis of length one as one of
+    features.
     """
 
     def grown(leaf):

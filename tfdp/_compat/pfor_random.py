@@ -1,13 +1,13 @@
 """Random numbers of rows: the same in `tf.vectorized_map`, in a loop, and in any part of a lot.
 
 A row's random numbers depend on the lot's seed, the number of the draw and the row's place in the lot.
-Every row has its own seed (`seeds_of_rows`). But most draws use only that seed and constants. One
-operation makes these for all rows from the lot's seed, since TensorFlow has no operation with several
-seeds. Each row gets the blocks of Philox's counter that follow from its place. The engines mark the
-seeds for this (`mark_own_seeds`). In a loop, `draw_by_place` makes a row draw from its own blocks.
+Every row has its own seed (`seeds_of_rows`). But most draws depend on that seed and constants only. One
+operation makes these draws for all rows, from the lot's seed, since TensorFlow has no operation with
+several seeds. Each row has the blocks of Philox's counter that follow from its place. The engines
+declare these seeds (`mark_own_seeds`); in a loop, `draw_by_place` makes a row draw from its own blocks.
 
-Any other seed may be part of the example. From such a seed, each example draws the same numbers as by
-itself, in a loop over the examples. Otherwise the seed of one example would change the numbers of all
+Any other seed may be part of the example. With it, each example draws the numbers that it would draw
+alone, in a loop over the examples. Otherwise the seed of one example would change the numbers of all
 others.
 """
 
@@ -44,9 +44,9 @@ def mark_own_seeds(seeds: list, of_lot: list, place: tf.Tensor) -> None:
 
     Args:
         seeds: The seeds of the row.
-        of_lot: The seeds that these were made from.
-        place: The place of the first row in a vectorized function, or of the row in a loop, an int32
-            scalar.
+        of_lot: The seeds of the lot from which they were made.
+        place: int32 scalar, the place of the first row in a vectorized function, or of the one row in
+            a loop.
     """
     for seed, lot in zip(seeds, of_lot, strict=True):
         setattr(seed.op, _OWN, (lot, place))  # it is freed together with the graph
@@ -70,8 +70,8 @@ def draw_by_place(graph: tf.Graph) -> None:
 def _of_lot(operation):
     """Returns (key, counter, place) of the lot for an operation that makes the key of a row, or None.
 
-    They exist if the row's key is computed only from own seeds and constants, and only samplers with
-    constant parameters use it.
+    They exist if the row's key comes from own seeds and constants, and only samplers use it, whose
+    parameters are constants.
     """
     users = [user for output in operation.outputs for user in output.consumers()]
     fit = all(
@@ -86,7 +86,7 @@ def _of_lot(operation):
 
 
 def _is_own(tensor, marks: list) -> bool:
-    """Whether a tensor of one row depends only on own seeds, whose marks it collects, and constants."""
+    """Whether a tensor of one row depends on own seeds and constants only; collects their marks."""
     left, seen = [tensor.op], set()
     while left:
         operation = left.pop()
@@ -103,7 +103,7 @@ def _is_own(tensor, marks: list) -> bool:
 
 
 def _for_the_lot(tensor):
-    """Computes a tensor of a row again, with the lot's seed in place of the row's."""
+    """Computes a tensor of a row once more, with the lot's seed in place of the row's."""
     operation = tensor.op
     if hasattr(operation, _OWN):
         return getattr(operation, _OWN)[0]
@@ -118,7 +118,7 @@ def _numbers_of_block(sampler):
 
 
 def _blocks(sampler, shape):
-    """Returns the number of blocks that the numbers of one row take, an int or a scalar."""
+    """How many blocks the numbers of one row take, an int or a scalar."""
     numbers = sampler.outputs[0].shape.num_elements()
     return -(-(tf.reduce_prod(shape) if numbers is None else numbers) // _numbers_of_block(sampler))
 

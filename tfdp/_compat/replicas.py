@@ -1,6 +1,6 @@
-"""Workarounds for Keras 3.15 if a model has several replicas, on one machine or on several.
+"""Workarounds for Keras 3.15 with several replicas of a model, on one machine or on several.
 
-Each function describes the problem in Keras in the words of a bug report.
+The docstring of each function reports what Keras does, as an issue for Keras would.
 """
 
 import keras
@@ -20,22 +20,22 @@ def number_of_machines(strategy) -> int:
 
 
 def several_machines(strategy) -> bool:
-    """Whether some replicas of a strategy are on other machines."""
+    """Returns whether some replicas of a strategy are on other machines."""
     return number_of_machines(strategy) > 1
 
 
 def build_symbolically_once(model, iterator=None, data_batch=None) -> None:
     """Builds layers, metrics and losses under the model's strategy, as `Trainer._symbolic_build`.
 
-    Report: `TensorFlowTrainer._maybe_symbolic_build` reads a batch only for its shapes. (1) It reads a
-    batch even if everything is built. The iterator is made anew afterwards, so with random data, the
-    first batch of training depends on whether the model was built. (2) It averages the batches of the
+    Report: `TensorFlowTrainer._maybe_symbolic_build` reads a batch for shapes only. (1) It reads one
+    even if everything is built. The iterator is created anew afterwards, so with random data, the first
+    batch of training depends on whether the model was built. (2) It averages the batches of the
     replicas, which fails for texts. (3) Under MultiWorkerMirroredStrategy with one device for each
-    worker, it passes a PerReplica to the model, and raises.
+    worker, it passes a PerReplica to the model, which raises an error.
 
     Args:
         model: A compiled model.
-        iterator: Keras' epoch iterator. A batch is read only if something is not built.
+        iterator: Keras' epoch iterator; a batch is read only if something is not built.
         data_batch: A batch, or its structure of `tf.TensorSpec`s.
     """
     strategy = given_strategy(model)
@@ -54,9 +54,8 @@ def build_symbolically_once(model, iterator=None, data_batch=None) -> None:
 def over_replicas(model, strategy, step, data) -> dict:
     """Runs a step on every replica, and returns the logs of all of them together.
 
-    Report: if the replicas have different numbers of examples, Keras returns the mean of the replicas'
-    logs, not the mean over examples, although it reads the metrics of all replicas at the end of an
-    epoch.
+    Report: Keras returns the mean of the replicas' logs, not the mean over examples, if the replicas
+    had different numbers of them, though it reads the metrics of all replicas at the end of an epoch.
     """
     if strategy.num_replicas_in_sync == 1:
         # Variables of these strategies are assigned in a replica, even if there is only one.

@@ -16,7 +16,7 @@ from tensorflow.python.ops import control_flow_util
 
 
 def inside_xla() -> bool:
-    """Whether XLA compiles the graph that is being built. XLA lacks some operations."""
+    """Returns whether XLA compiles the graph that is being built. XLA lacks some operations."""
     return control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
 
@@ -62,21 +62,21 @@ def as_one_replica():
 
 
 def size_of_batches(dataset: tf.data.Dataset) -> int | None:
-    """Returns the batch size of the `batch` that made a dataset's elements, None if not certain.
+    """Returns the batch size of the `batch` that made a dataset's elements, or None if it is uncertain.
 
-    Nothing is read from the dataset (`ComputeBatchSize`); a `map` after `batch` hides it.
+    Nothing is read from the dataset (`ComputeBatchSize`). A `map` after `batch` hides the size.
     """
     size = int(tf.raw_ops.ComputeBatchSize(input_dataset=dataset._variant_tensor))
     return size if size > 0 else None
 
 
 def repeats(dataset: tf.data.Dataset, before_batches: bool = False) -> bool:
-    """Whether `repeat` is among the operations that made a dataset, outside of functions.
+    """Returns whether `repeat` is among the operations that made a dataset, outside of functions.
 
     Args:
         dataset: The dataset.
-        before_batches: Whether to count only a `repeat` before the last operation that makes
-            batches.
+        before_batches: Whether only a `repeat` before the last operation that makes batches
+            counts.
     """
     kind, inputs = type(dataset).__name__, dataset._inputs()
     if not before_batches and kind == "_RepeatDataset":
@@ -90,7 +90,7 @@ def repeats(dataset: tf.data.Dataset, before_batches: bool = False) -> bool:
 
 
 class Begun(tf.data.Dataset):
-    """A dataset whose first iteration uses an existing iterator. Later ones make new iterators.
+    """A dataset whose first iteration uses an existing iterator; later ones make new iterators.
 
     A strategy with several replicas reads the dataset by itself and does not use that iterator.
     """
@@ -131,16 +131,16 @@ def outside_of_graphs():
 def concrete_function(function, *specs):
     """Returns the concrete function of a `tf.function`, whose graph is freed together with it.
 
-    `get_concrete_function` never takes apart the reference cycles of the graph
-    (`_get_concrete_function_garbage_collected`).
+    `get_concrete_function` never breaks the reference cycles of the graph, so
+    `_get_concrete_function_garbage_collected` is called instead.
     """
     return function._get_concrete_function_garbage_collected(*specs)
 
 
 def scratch_graph() -> contextlib.AbstractContextManager:
-    """Context of a graph that never runs. Variables that are made in it belong to the outside.
+    """Returns a graph that never runs, as context; variables that are made in it live outside of it.
 
-    `tf.function` traces a function that makes variables twice.
+    A `tf.function` would trace a function that makes variables twice.
     """
     return tf.__internal__.FuncGraph("scratch").as_default()
 
@@ -173,7 +173,7 @@ def _own_gradient(operation, *at_outputs):
 
 
 def variable_name(handle) -> str | None:
-    """Returns the name of the variable that an eager resource handle belongs to, None if unknown.
+    """Returns the name of the variable of an eager resource handle, or None if it is unknown.
 
     The name is read from the `repr` of the handle, where it is quoted and may end with a number.
     """
@@ -182,10 +182,10 @@ def variable_name(handle) -> str | None:
 
 
 def on_gpu() -> bool:
-    """Whether operations may run on a GPU."""
+    """Returns whether operations may run on a GPU."""
     return bool(tf.config.list_logical_devices("GPU"))
 
 
 def on_plain_cpu() -> bool:
-    """Whether operations run on a CPU without XLA. Some methods were measured only there."""
+    """Returns whether operations run on a CPU without XLA; some methods were measured only there."""
     return not (inside_xla() or on_gpu())

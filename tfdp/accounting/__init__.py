@@ -1,7 +1,11 @@
-"""Privacy accounting: the claimed and the proven epsilon of a training run.
+"""Privacy accounting without a model: epsilon for a planned training, and the noise for a budget.
 
-This package uses NumPy, SciPy and dp_accounting only and never imports TensorFlow. Describe the
-training with a `Run`, then compute its guarantee. Each public name is imported on first use.
+Describe the training as a `Run`, with `describe`. Then `proven` and `claimed` compute its guarantee,
+`noise_for` and `max_steps` the noise and the steps that a budget allows. For a model that tfdp trains,
+`model.privacy` does this.
+
+The package needs NumPy, SciPy and dp_accounting and never imports TensorFlow. Each public name is
+imported on first use.
 
 Example:
     >>> from tfdp.accounting import describe, noise_for, proven

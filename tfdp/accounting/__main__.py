@@ -28,7 +28,7 @@ _RATES = (1e-4, 1e-3, 0.01, 0.05, 0.1, 0.2, 0.5)
 
 def _table(flags: Flags, name: str, values: Sequence[int | float]) -> str:
     if flags.curve:
-        raise ValueError("--curve cannot be combined with --table. Leave one out.")
+        raise ValueError("--curve cannot be combined with --table. Remove one of them.")
     file = None if flags.plot is None else plot.check(flags.plot)
     made = table.make(flags, name, values)
     if file is not None:

@@ -1,4 +1,4 @@
-"""The privacy losses of a run: theorems return them, and `composition` composes them."""
+"""The privacy losses of a run, as theorems return them and `composition` composes them."""
 
 import dataclasses
 
@@ -10,11 +10,11 @@ class Analysis:
     """Privacy losses that dominate everything that a run released, provided all assumptions hold.
 
     Attributes:
-        losses: Privacy losses that compose.
-        secret_sample: Whether they rely on the secrecy of the sample.
-        reason: Why nothing finite can be proven, or None.
+        losses: Privacy losses, which add up over steps.
+        secret_sample: Whether they rely on nobody knowing which examples were in a lot.
+        reason: Why nothing finite can be proven, a sentence; None if something is.
         details: JSON-safe numbers to report.
-        assumptions: The assumptions in words; `proofs.analyse` adds them.
+        assumptions: The assumptions in sentences; `proofs.analyse` adds them.
     """
 
     losses: tuple[Loss, ...] = ()

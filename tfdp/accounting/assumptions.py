@@ -63,7 +63,8 @@ def _other_family(run: Run) -> bool:
     return isinstance(run.mechanism, DiscreteSGD) and run.mechanism.encoding.noise != GAUSSIAN
 
 
-# Assumptions that only the user can confirm, by short names. Conditions get the run and its `Analysis`.
+# Assumptions that only the user can confirm, by short names. A condition is called with the run and its
+# `Analysis`.
 DECLARED: Table = {
     START["assumed"].name: (lambda run, _: run.start == "assumed", START["assumed"]),
     START["public"].name: (lambda run, _: run.start == "public", START["public"]),
@@ -156,7 +157,7 @@ DECLARED: Table = {
     ),
 }
 
-# Assumptions that tfdp enforces where it trains. Conditions get the run and its `Analysis`.
+# Assumptions that tfdp enforces where it trains. A condition is called with the run and its `Analysis`.
 ENFORCED: Table = {
     "counted steps": (always, "No more steps were taken than are counted."),
     "divisor": (always, "Every sum was divided by the lot size, a constant."),
@@ -255,7 +256,7 @@ ENFORCED: Table = {
     ),
 }
 
-# Conditions get all runs of a composition.
+# Assumptions about several runs together. A condition is called with all runs of a composition.
 OF_SEVERAL_RUNS: Table = {
     "segments of means": (
         lambda runs: sum(isinstance(run.mechanism, SIDPSGD) for run in runs) > 1,
@@ -271,8 +272,8 @@ def _bare_step(run: Run) -> int | None:
     return table.index(0.0) if 0.0 in table else None
 
 
-# Reasons why nothing finite is proven about a run of at least one step; the first that applies is
-# reported. Conditions get the run and the adjacency. A theorem may have further reasons.
+# Reasons why nothing finite is proven about a run of at least one step. The first that applies is
+# reported. A condition is called with the run and the adjacency. A theorem may have further reasons.
 UNPROVEN: Table = {
     "no mechanism": (mechanism_is(NoMechanism), "{run.mechanism.reason}"),
     "released means": (
@@ -353,11 +354,11 @@ UNPROVEN: Table = {
 
 
 def unproven(run: Run, adjacency: str) -> str:
-    """Why nothing finite is proven about a run; empty if something is."""
+    """Returns the reason why nothing finite is proven about a run; empty if something is."""
     return first_of(UNPROVEN, run, adjacency, run=run, bare_step=_bare_step(run))
 
 
 def assumptions(run: Run, found: Analysis) -> tuple[str, ...]:
-    """The assumptions of what was found about a run, in sentences."""
+    """Returns the assumptions of a run's proven guarantee, in sentences."""
     declared = (Declared(words, name) for name, words in said(DECLARED, run, found, run=run))
     return (*declared, *all_of(ENFORCED, run, found, run=run))

@@ -1,10 +1,12 @@
 """Defaults of correlated noise: its strategy, number of bands and groups.
 
-With few bands, sampling amplifies more; with many bands, the noise of different steps cancels more.
-With cyclic Poisson lots and as many groups as bands, the noise on the prefix sums of the gradients
-(to which the weights are exposed) is the noise multiplier that a budget needs times the error of the
-strategy. One band is DP-SGD with Poisson lots, so the best choice is never worse than that. Several
-bands with fewer groups, such as plain Poisson lots, are not compared: they never had the least noise
+The number of bands is a trade-off. With few bands, sampling amplifies more. With many bands, the noise
+of different steps cancels more. The choice minimizes the noise on the prefix sums of the gradients,
+because the weights follow these sums. With cyclic Poisson lots and as many groups as bands, this noise
+is the noise multiplier that a budget needs, times the error of the strategy.
+
+One band is DP-SGD with Poisson lots, so the best choice is never worse than that. Several bands with
+fewer groups, such as plain Poisson lots, are not compared: they never had the least noise
 (docs/decisions/tightness.md).
 """
 
@@ -29,13 +31,14 @@ _CUT = ("banded_toeplitz", "sqrt_toeplitz")
 
 @dataclasses.dataclass(frozen=True)
 class BandChoice:
-    """The best number of bands, with the noise that it needs.
+    """The number of bands that `best_bands` found for correlated noise, and its noise.
 
     Attributes:
         bands: Number of bands of the strategy, and of groups of the sampling.
-        noise_multiplier: Noise multiplier that meets the budget with this number of bands.
-        error: Standard deviation of the noise on the prefix sums over the clip norm, by the
-            objective.
+        noise_multiplier: The noise multiplier that meets the budget with this number of bands.
+        error: Standard deviation of the noise on the sums of all gradients so far (the prefix sums),
+            divided by the clip norm. It is the root mean square or the maximum over the steps, as
+            the objective says.
 
     Example:
         >>> from tfdp.accounting import BandChoice
@@ -56,18 +59,28 @@ def best_bands(
     objective: str = "mean",
     most: int = 128,
 ) -> BandChoice:
-    """Finds the number of bands (a power of two) with the least prefix-sum noise at an epsilon.
+    """Finds the number of bands with which correlated noise disturbs the weights least, for a budget.
+
+    Use it before a training with `MatrixDPSGDOptimizer` and cyclic Poisson lots, with as many groups
+    as bands. It tries the powers of two, calibrates the noise for each, and compares the noise on the
+    prefix sums of the gradients.
 
     Args:
-        epsilon: Proven budget, finite and above 0.
-        delta: Probability in (0, 1).
-        run: The planned run; of its mechanism and sampling, only N and L are used.
-        adjacency: Neighbouring relation.
-        objective: "mean" (root mean square over the steps) or "max" error.
-        most: Largest number of bands to try, which bounds the memory.
+        epsilon: The largest proven epsilon, finite and above 0.
+        delta: Probability in (0, 1), well below 1/N.
+        run: The planned training. Its mechanism is ignored; of its sampling, only the number of
+            examples and the lot size are used.
+        adjacency: "zero_out" or "replace_one".
+        objective: The error to compare: "mean", the root mean square over the steps, or "max", the
+            largest.
+        most: Largest number of bands to try, which limits the memory.
+
+    Returns:
+        A `BandChoice`.
 
     Raises:
         CalibrationError: If no noise meets the budget with any number of bands.
+        ValueError: If an argument is invalid.
 
     Example:
         >>> from tfdp.accounting import best_bands, describe
@@ -113,14 +126,15 @@ def completed(
 ) -> dict[str, Any]:
     """Returns strategy, bands and groups, with defaults filled in.
 
-    With cyclic Poisson lots there are as many bands as groups; if neither is given, `best_bands`
-    chooses for the budget. In a fixed order, there are as many bands as steps in an epoch.
+    With cyclic Poisson lots, there are as many bands as groups. If neither is given, `best_bands`
+    chooses them for the budget. In a fixed order, there are as many bands as steps in an epoch.
 
     Args:
-        settings: An object with the attributes strategy, bands, groups and objective, each of which
-            may be None; sampling, delta and adjacency; and epsilon, the proven budget or None.
+        settings: An object with the attributes `strategy`, `bands`, `groups` and `objective`, each of
+            which may be None; `sampling`, `delta` and `adjacency`; and `epsilon`, the proven budget
+            or None.
         num_examples, lot_size, steps: Public numbers of the training.
-        without_budget: Epsilon that determines the number of bands if there is no budget.
+        without_budget: The epsilon for which bands are chosen if there is no budget.
 
     Raises:
         ValueError: If a setting that has no default here is missing.

@@ -1,7 +1,6 @@
 """Calibration: the noise or the number of steps that a budget allows, and epsilon over the steps.
 
-Every search evaluates the number that it returns, so the guarantee of this number is within the
-budget.
+Every search evaluates the guarantee of the number that it returns, so this number meets the budget.
 """
 
 import decimal
@@ -29,7 +28,7 @@ _DELTA_OF_ADVANTAGE = 1e-5
 
 
 class CalibrationError(ValueError):
-    """No noise (or no number of steps) meets the budget.
+    """Error of `noise_for` and `best_bands`: no noise meets the privacy budget.
 
     Example:
         >>> from tfdp.accounting import CalibrationError
@@ -48,23 +47,29 @@ def noise_for(
     advantage: float | None = None,
     **fields: Any,
 ) -> float:
-    """Smallest noise multiplier, to about 1e-4, whose epsilon is within the budget.
+    """Returns the smallest noise multiplier with which a training stays within a privacy budget.
+
+    Use it before training, and pass the result to the optimizer. `make_private_with_epsilon` does
+    both for a model. The planned training is described by a `Run`, or by the keywords of `describe`.
 
     Args:
-        epsilon: Budget, finite and above 0.
-        delta: Probability in (0, 1).
-        run: The planned run. Its constant noise multiplier is ignored; for a table, the result is a
-            common factor (see `Run.with_noise`).
-        kind: "claimed" or "proven".
-        adjacency: Neighbouring relation.
-        advantage: Alternative to `epsilon` and `delta`: the largest proven advantage of a
-            membership test (`Guarantee.advantage`), in (0, 1).
-        **fields: Alternative to `run`: the keywords of `describe` without a noise multiplier.
+        epsilon: The largest epsilon, finite and above 0.
+        delta: Probability in (0, 1), well below 1/N.
+        run: The planned training. A constant noise multiplier in it is ignored. If its noise is a
+            table over steps, the result is the factor for the whole table (see `Run.with_noise`).
+        kind: The guarantee that has to meet the budget: "proven" or "claimed".
+        adjacency: "zero_out", "replace_one" or "add_or_remove_one".
+        advantage: Replaces `epsilon` and `delta`: the largest proven advantage of a membership test
+            (see `Guarantee.advantage`), in (0, 1).
+        **fields: Replace `run`: the keywords of `describe`, without a noise multiplier.
+
+    Returns:
+        The noise multiplier. It meets the budget, and exceeds the smallest one by at most about 0.01%.
 
     Raises:
         CalibrationError: If no noise gives a finite guarantee within the budget.
-        TypeError: Unless exactly one of run and keywords, and one of budget and advantage, is
-            given.
+        TypeError: If both a run and keywords are given, or neither; or both a budget and an
+            advantage, or neither.
         ValueError: If `kind` is "claimed" and users have several examples.
 
     Example:
@@ -118,14 +123,14 @@ def _check_claim(kind: str, run: Run) -> None:
 
 
 def _given(run: Run | None, fields: dict, first: dict[str, Any], searched: set[str]) -> Run:
-    """Returns the run, or that of the keywords, whose searched field is set from `first`."""
+    """Returns `run`, or the run that the keywords describe, with the searched field from `first`."""
     if run is not None:
         if fields:
             raise TypeError(f"Expected a Run or its keywords. Received a Run and {sorted(fields)}.")
         return check_run(run)
     if not fields:
         raise TypeError(
-            "Expected a Run, or its keywords. Received neither. Pass for example "
+            "Expected a Run, or its keywords. Received neither. Pass, for example, "
             'mechanism="dpsgd", num_examples=60000, lot_size=256, epochs=15.'
         )
     given = sorted(searched & fields.keys())
@@ -138,7 +143,7 @@ def _given(run: Run | None, fields: dict, first: dict[str, Any], searched: set[s
 
 
 def _rounded_up(noise: float) -> float:
-    """Rounds up to ten digits: the last digits of an evaluation differ between processes.
+    """Rounds up to ten digits, since the last digits of an evaluation differ between processes.
 
     A resumed training needs the same noise, and has to meet its budget with it.
     """
@@ -147,7 +152,7 @@ def _rounded_up(noise: float) -> float:
 
 
 def _least_noise(evaluate: Callable[[float], float], target: float) -> float:
-    """Smallest noise, to about 5e-5, at which the decreasing function `evaluate` is at most `target`.
+    """Returns the least noise, to about 5e-5, at which the falling function `evaluate` meets `target`.
 
     Secants in logarithms need about six evaluations. If the value jumps over the target, no point is
     close to it, and bisection is used instead.
@@ -188,16 +193,20 @@ def max_steps(
     earlier: Sequence[Run] = (),
     **fields: Any,
 ) -> int:
-    """Largest number of steps whose guarantee stays within the budget; 0 if not even one does.
+    """Returns the largest number of steps that a training may take within a privacy budget.
 
     Args:
-        epsilon: Budget, finite and above 0.
-        delta: Probability in (0, 1).
-        run: The run. The search starts at its `steps`; its tables and 10,000,000 limit the result.
-        kind: "claimed" or "proven".
-        adjacency: Neighbouring relation.
+        epsilon: The largest epsilon, finite and above 0.
+        delta: Probability in (0, 1), well below 1/N.
+        run: The training, whose number of steps is only the start of the search.
+        kind: The guarantee that has to meet the budget: "proven" or "claimed".
+        adjacency: "zero_out", "replace_one" or "add_or_remove_one".
         earlier: Earlier runs on the same data that the budget also has to cover.
-        **fields: Alternative to `run`: the keywords of `describe` without steps and epochs.
+        **fields: Replace `run`: the keywords of `describe`, without steps and epochs.
+
+    Returns:
+        The number of steps; 0 if not even one step is within the budget. It is at most the length of
+        the run's tables over steps, and at most 10,000,000.
 
     Raises:
         TypeError: If both `run` and keywords are given, or neither, or a number of steps is given.
@@ -250,15 +259,22 @@ def epsilon_curve(
     adjacency: str = "zero_out",
     earlier: Sequence[Run] = (),
 ) -> list[float]:
-    """Epsilon after each of the given numbers of steps; the values never decrease.
+    """Computes epsilon after each of the given numbers of steps of a training, such as for a plot.
 
     Args:
-        run: The run; its own `steps` is ignored, but tables must cover the largest of `steps`.
+        run: The training. Its own number of steps is ignored, but its tables over steps must cover
+            the largest of `steps`.
         steps: Step counts of at least 0, in increasing order.
-        delta: Probability in (0, 1).
-        kind: "claimed" or "proven".
-        adjacency: Neighbouring relation.
+        delta: Probability in (0, 1), well below 1/N.
+        kind: "proven" or "claimed".
+        adjacency: "zero_out", "replace_one" or "add_or_remove_one".
         earlier: Earlier runs on the same data, whose cost is included.
+
+    Returns:
+        One epsilon for each step count; the values never decrease.
+
+    Raises:
+        ValueError: If an argument is invalid, or `steps` is not in increasing order.
 
     Example:
         >>> from tfdp.accounting import describe, epsilon_curve

@@ -65,12 +65,13 @@ class Claim:
 
 @dataclasses.dataclass(frozen=True)
 class Formula:
-    """The accounting of a paper: one of `divergences` and `epsilon`, and its assumptions.
+    """The accounting of a paper: its assumptions, and either `divergences` or `epsilon`.
 
     Attributes:
         assumptions: The assumptions of the formula, in sentences.
-        divergences: Function of a run: its Rényi divergences at `ORDERS_2020`, which add over runs.
-        epsilon: Function of a run and a delta: the claim.
+        divergences: Function from a run to its Rényi divergences at `ORDERS_2020`, which add up over
+            runs.
+        epsilon: Function from a run and a delta to the claim.
     """
 
     assumptions: tuple[str, ...]
@@ -79,7 +80,7 @@ class Formula:
 
 
 def _poisson(run: Run) -> np.ndarray:
-    """Divergences as if each step were a Poisson lot of DP-SGD with this N and L."""
+    """Divergences as if each step were DP-SGD on a Poisson lot with this N and L."""
     return _over_steps(run, lambda noise, probability: _one_lot(probability, noise))
 
 
@@ -143,10 +144,14 @@ def _as_proven(run: Run, delta: float) -> Claim:
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """One reading of the paper's recipe: `split` maps (delta, T, nu) to (d', d_it).
+    """One reading of the paper's recipe.
 
-    `zcdp`: whether steps are composed as zCDP rather than by advanced composition; `by_proposition`:
-    whether Proposition 2 then converts e' into r; `per_step`: whether T counts steps, not passes.
+    Attributes:
+        words: The reading in words.
+        split: Function from (delta, T, nu) to (d', d_it).
+        zcdp: Whether steps are composed as zCDP rather than by advanced composition.
+        by_proposition: Whether Proposition 2 then converts e' into r.
+        per_step: Whether T counts steps, not passes.
     """
 
     words: str
@@ -187,7 +192,7 @@ READINGS = {
 def claimed_sigma_epsilon(
     sigma: float, delta: float, steps: int, probability: float, reading: str
 ) -> float:
-    """Epsilon that a reading gives for the paper's sigma; infinite if out of the formula's range."""
+    """Returns the epsilon of a reading for the paper's sigma; infinite outside the formula's range."""
     choice = READINGS[reading]
     count = steps if choice.per_step else max(1, math.ceil(steps * probability - 1e-9))
     if steps == 0:
@@ -211,7 +216,7 @@ def claimed_sigma_epsilon(
 
 
 def _dropout(run: Run, delta: float) -> Claim:
-    """Epsilon by the dropout paper's recipe, which has one sigma; for a table, the least is used."""
+    """Epsilon by the dropout paper's recipe. It has one sigma, so the least one of a table is used."""
     mechanism = run.mechanism
     assert isinstance(mechanism, DPDropout)
     reading = mechanism.composition or mechanism.default_reading
@@ -254,7 +259,7 @@ CLAIMS: dict[type[Mechanism], Formula] = {
 }
 
 
-# Differences between runs and formulas. Conditions get the runs and the adjacency.
+# Differences between runs and formulas. A condition is called with the runs and the adjacency.
 _DIFFERENCES: Table = {
     "added or removed": (
         lambda _, adjacency: adjacency == "replace_one",
@@ -273,13 +278,13 @@ _DIFFERENCES: Table = {
 
 
 def differences(runs: Sequence[Run], adjacency: str) -> tuple[str, ...]:
-    """Sentences about the differences between these runs and the formulas' assumptions."""
+    """Returns sentences about the differences between these runs and the formulas' assumptions."""
     rows = {run.sampling.num_examples for run in runs if isinstance(run.sampling, Unknown)}
     return all_of(_DIFFERENCES, runs, adjacency, rows=" or ".join(map(str, sorted(rows))))
 
 
 def of_divergences(divergences: Sequence[np.ndarray], delta: float) -> Claim:
-    """The claim from the sum of divergences at `ORDERS_2020`, by the classic conversion."""
+    """Returns the claim from the sum of divergences at `ORDERS_2020`, by the classic conversion."""
     rdp, orders = sum(divergences, np.zeros(len(ORDERS_2020))), np.asarray(ORDERS_2020)
     if not np.any(rdp):
         return Claim(0.0, {})

@@ -20,16 +20,20 @@ _TAILS_OF_ONE_CHANGE = 1e-2
 
 
 def proven(runs: Run | Sequence[Run], delta: float, adjacency: str = "zero_out") -> Guarantee:
-    """The proven guarantee of one run as it was executed, or of several on the same data together.
+    """Computes the proven guarantee of a training, or of several trainings on the same data together.
 
-    Runs compose adaptively, in any order: a later one may start from weights that an earlier one
+    It follows from a theorem about the sampling, computation and releases of each run; `claimed` is
+    the paper's formula.
+
+    Runs compose adaptively, in any order: a later run may start from weights that an earlier one
     released. SI-DPSGD that continues from earlier *means* is not a new run, but one run with more
-    steps. Without runs, epsilon is 0. If neighbours differ by several changes (users, replaced
-    records), the theorems about them are compared with group privacy, and the smaller epsilon counts.
+    steps. Without runs, epsilon is 0. Neighbours may differ by several changes (users, replaced
+    records). Then the theorems about them are compared with group privacy, and the smaller epsilon
+    counts.
 
     Args:
-        runs: Descriptions of what was executed.
-        delta: Probability in (0, 1).
+        runs: One `Run`, or a sequence of them: what was executed or is planned.
+        delta: Probability in (0, 1), well below 1/N.
         adjacency: "zero_out", "replace_one", or "add_or_remove_one" (for Poisson sampling with a
             nominal number of examples only).
 
@@ -37,7 +41,7 @@ def proven(runs: Run | Sequence[Run], delta: float, adjacency: str = "zero_out")
         A `Guarantee`; epsilon is infinite, with a reason, if nothing finite can be proven.
 
     Raises:
-        ValueError: For bad arguments or an adjacency that is not defined for the sampling.
+        ValueError: If an argument is invalid, or the adjacency is not defined for the sampling.
 
     Example:
         >>> from tfdp.accounting import describe, proven
@@ -58,7 +62,7 @@ def proven(runs: Run | Sequence[Run], delta: float, adjacency: str = "zero_out")
 def _by_group_privacy(
     runs: Sequence[Run], chains: Sequence[tuple[str, int]], found: Guarantee
 ) -> Guarantee:
-    """The guarantee by group privacy from one change of each run, or `found` if that is not larger."""
+    """Returns the guarantee by group privacy from one change, or `found` if that is not larger."""
     changes = max((number for _, number in chains), default=1)
     if changes == 1:
         return found
@@ -78,7 +82,7 @@ def _by_group_privacy(
 
 
 def directly_proven(runs: Run | Sequence[Run], delta: float, adjacency: str) -> Guarantee:
-    """`proven` by theorems about these neighbours only, without group privacy."""
+    """Computes `proven` by theorems about these neighbours only, without group privacy."""
     check_delta(delta)
     runs = _counted(check_runs(runs))
     check_adjacency(adjacency)
@@ -92,9 +96,9 @@ def _counted(runs: Sequence[Run]) -> list[Run]:
 
 
 def in_equal_terms(trials: Sequence[Sequence[Run]]) -> list[list[Run]]:
-    """The runs with one `max_examples_per_user`: the largest of theirs.
+    """Returns the runs with the same `max_examples_per_user`, the largest among them.
 
-    A user may have that many examples in each of the runs, so each is analysed for that number.
+    A user may have that many examples in each run, so each run is analysed for that number.
     """
     users = max((r.contribution.max_examples_per_user for t in trials for r in t), default=1)
     return [[run.for_users(users) for run in runs] for runs in trials]
@@ -140,17 +144,27 @@ _DIFFERENT_UNITS = (
 
 
 def claimed(runs: Run | Sequence[Run], delta: float, adjacency: str = "zero_out") -> Guarantee:
-    """The guarantee of one run, or of several together, by the formulas of the mechanisms' papers.
+    """Computes the guarantee of one run, or of several together, by the formulas of the papers.
+
+    Use it to compare with published numbers. It is no proof about the run: see `proven`.
 
     The papers' formulas are for one record added or removed, whatever the `adjacency`. For
     replace_one, the guarantee has the adjacency add_or_remove_one, and its assumptions say so.
-    Claims that are Rényi divergences add. Runs that claim by a formula for epsilon count as one run if
-    only their steps differ. Several such claims, or such claims and divergences, share delta evenly.
+
+    Claims of several runs are combined. Rényi divergences add up. Runs with a formula for epsilon
+    count as one run if only their steps differ. Several such claims, or such claims and divergences,
+    share delta evenly.
 
     Args:
-        runs: Descriptions of what was executed.
-        delta: Probability in (0, 1).
+        runs: One `Run`, or a sequence of them: what was executed or is planned.
+        delta: Probability in (0, 1), well below 1/N.
         adjacency: "zero_out", "replace_one" or "add_or_remove_one".
+
+    Returns:
+        A `Guarantee`; epsilon is infinite, with a reason, if the formulas give nothing finite.
+
+    Raises:
+        ValueError: If an argument is invalid.
 
     Example:
         >>> from tfdp.accounting import claimed, describe

@@ -14,25 +14,24 @@ class UnboundedSensitivity(ValueError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Contribution:
-    """How the influence of one example on a lot's sum is bounded.
+    """The largest influence that one example has on a lot's sum of gradients, as part of a `Run`.
 
     Attributes:
-        l2_norm_clip: Clip norm C of one microbatch, or None if unknown. It cancels in every
-            guarantee.
+        l2_norm_clip: Clip norm C of one microbatch; None if unknown. It cancels in every guarantee.
         microbatch_size: Number of examples whose mean gradient is clipped together.
-        views: Number of rows of each example, such as augmented copies. They are in the same lots
+        views: Number of rows of each example, such as augmented copies. They are in the same lots,
             and their gradients are averaged before clipping, so they change no guarantee.
-        examples_per_person: Largest number of a person's examples in one lot, where lots were drawn
-            from people: a record is then a person, and N and L count people. None where it is an
+        examples_per_person: Largest number of a person's examples in one lot, if lots were drawn
+            from people. A record is then a person, and N and L count people. None if a record is an
             example.
         clip_groups: Number of groups of weights whose gradients are clipped separately, each at C.
         adaptive_clipping: Whether the clip norm followed a noisy count of unclipped gradients. Then
-            the noise multiplier covers sum and count together, and `l2_norm_clip` is that of the
-            first step.
+            the noise multiplier covers sum and count together, and `l2_norm_clip` is the clip norm
+            of the first step.
         batch_statistics: Whether normalization statistics were taken over the private lot.
         public_examples: Number of public examples that took part in normalization.
-        max_examples_per_user: Largest number of examples of one user; a guarantee covers all of
-            them.
+        max_examples_per_user: Largest number of examples of one user. A guarantee covers all of
+            them together.
 
     Example:
         >>> from tfdp.accounting import Contribution
@@ -82,7 +81,7 @@ class Contribution:
 
     @property
     def averaged_rows(self) -> int:
-        """Number of rows whose mean gradient is clipped: all views of the examples of a microbatch."""
+        """Number of rows whose mean gradient is clipped: all views of all examples in a microbatch."""
         return self.microbatch_size * self.views
 
     @property
@@ -108,17 +107,17 @@ class Contribution:
             )
 
     def replaces(self, adjacency: str) -> bool:
-        """Whether one example moves a clipped term from one point of the ball to another.
+        """Returns whether one example moves a clipped term from one point of the ball to another.
 
         The mean of several examples moves in this way for every adjacency.
         """
         return self.microbatch_size > 1 or adjacency == "replace_one"
 
     def chains(self, adjacency: str) -> tuple[tuple[str, int], ...]:
-        """Chains of changes of single clipped terms between neighbours, fewest changes first.
+        """Returns the ways from one neighbour to the other by changes of single clipped terms.
 
-        Each is (adjacency of one change, number of changes). Instead of replacing a term, one term may
-        be removed and another one added.
+        Each way is a pair (adjacency of one change, number of changes); fewest changes come first. A
+        term can be replaced by one change, or by two: it is removed, and another one is added.
         """
         users = self.max_examples_per_user
         if self.replaces(adjacency):
@@ -126,16 +125,24 @@ class Contribution:
         return ((adjacency, users),)
 
     def sensitivity(self, sampling: Sampling, adjacency: str, occurrences: int = 1) -> float:
-        """Largest change of a lot's sum, in clip norms of one weight group, without `noise_divisor`.
+        """Returns the largest change of a lot's sum between neighbours, with the draws held fixed.
 
-        The draws are held fixed. A clipped term that is left out moves by 1, one that is replaced by
-        2, and k occurrences of a record or user move k terms. With statistics over the private lot,
-        every other term also moves by up to 2, in each of the lots that contain the k occurrences.
-        The result then bounds their sum as if all were in one lot: k times the effect of one
-        occurrence (triangle inequality), or every term of every lot of a round, whichever is less.
+        A clipped term that is left out moves by 1, one that is replaced by 2, and k occurrences of a
+        record or user move k terms. With statistics over the private lot, every other term also moves
+        by up to 2, in each of the lots that contain the k occurrences. The result then bounds their
+        sum as if all were in one lot: k times the effect of one occurrence (triangle inequality), or
+        every term of every lot of a round, whichever is less.
+
+        Args:
+            sampling: How lots are drawn.
+            adjacency: "zero_out", "replace_one" or "add_or_remove_one".
+            occurrences: Number k of occurrences of the record or user.
+
+        Returns:
+            The change in clip norms of one weight group, without the factor `noise_divisor`.
 
         Raises:
-            UnboundedSensitivity: For statistics over a lot whose size is not limited.
+            UnboundedSensitivity: If statistics are taken over a lot whose size is not limited.
         """
         twice = self.replaces(adjacency)
         if not self.batch_statistics:

@@ -21,21 +21,28 @@ def describe(
     epochs: float | None = None,
     **fields: Any,
 ) -> Run:
-    """Creates a run from the names of its mechanism and sampling, and their fields.
+    """Describes a training as a `Run`, from names and plain numbers.
+
+    The result is the input of `proven`, `claimed`, `noise_for` and the other functions of this
+    package. Nothing is trained.
 
     Args:
-        mechanism: Name of the mechanism, or a `Mechanism`.
-        sampling: Name of the sampling scheme, or a `Sampling`; None for the mechanism's
-            `usual_sampling`.
+        mechanism: Name of the mechanism, one of `mechanism_names()`, or a `Mechanism`.
+        sampling: Name of the sampling scheme, one of `sampling_names()`, or a `Sampling`; None for
+            the mechanism's `usual_sampling`.
         steps: Number of steps.
-        epochs: Alternative to `steps`: number of passes over the data (see `steps_for`).
+        epochs: Replaces `steps`: number of passes over the data (see `steps_for`).
         **fields: Fields of the mechanism (such as `noise_multiplier`), the sampling
             (`num_examples`, `lot_size`), `Contribution` (`l2_norm_clip`) and `Run` (`start`,
             `insecure_seed`).
 
+    Returns:
+        The `Run`.
+
     Raises:
         TypeError: If a field that has no default is missing.
-        ValueError: If this mechanism or sampling has no such field, or a value is out of range.
+        ValueError: If this mechanism or sampling has no such field, a value is out of range, or not
+            exactly one of `steps` and `epochs` is given.
 
     Example:
         >>> from tfdp.accounting import describe
@@ -92,16 +99,17 @@ def _check_fields(fields: dict[str, Any], parts: tuple) -> None:
 
 
 def steps_for(epochs: float, num_examples: int, lot_size: int, sampling: str) -> int:
-    """Number of steps in a number of passes over the data.
+    """Returns the number of training steps in a number of passes over the data.
 
     Args:
         epochs: Number of passes, above 0 and possibly fractional.
         num_examples: Number N of examples.
         lot_size: Nominal lot size L, at most N.
-        sampling: Name of the sampling scheme, such as "poisson".
+        sampling: Name of the sampling scheme, one of `sampling_names()`.
 
     Returns:
-        floor(epochs * N / L) if lots are drawn at random, floor(epochs * (N // L)) otherwise.
+        floor(epochs * N / L) if each lot is drawn independently at random, and
+        floor(epochs * (N // L)) if epochs go through the data.
 
     Raises:
         ValueError: If the scheme `sampling` is unknown or a number is out of range.

@@ -4,17 +4,21 @@ The encoded gradient of one example lies in the box below a permuted vector of t
 and its entries are at most those of some vector. The noise is independent in every coordinate, with a
 symmetric density that decreases away from 0.
 
-For a codebook of vectors of norm at most 1 and entries of at most m, a change of j terms is
-j sqrt(b)-GDP, with the b of `noise_scores`. So are sums of such changes over steps, mixtures of shifts
-on a line are those of Gaussian noise, and in random allocation of a record that is left out, a Markov
-kernel for each lot maps Gaussian noise with and without the record to noise of the family. Hence the
-theorems of DP-SGD hold for the noise over sqrt(b). Excepted are the two whose proofs in
+Let the vectors of a codebook have norm at most 1 and entries of at most m. Then a change of j terms is
+j sqrt(b)-GDP, with the b of `noise_scores`. Further:
+
+* Such changes add up over steps like those of Gaussian noise.
+* Mixtures of shifts on a line are no easier to tell apart than those of Gaussian noise.
+* In random allocation of a record that is left out, a Markov kernel for each lot maps Gaussian noise
+  with and without the record to noise of the family.
+
+Hence the theorems of DP-SGD hold for the noise over sqrt(b). There are two exceptions, whose proofs in
 `gaussian_steps` compare more than two shifts in several lots at once: random allocation of replaced
 records, and groups that take turns with users of several records.
 
 b is the Fisher information of the noise, times 1.001 for thousands of entries of similar size, and
-times up to 1.57 where one entry can have the whole norm. For few or large entries, Poisson lots of
-single examples and terms that are left out (or added), there are two other bounds:
+times up to 1.57 where one entry can have the whole norm. For few or large entries, there are two other
+bounds, with Poisson lots of single examples and terms that are left out (or added):
 
 * One vector: Theorem C. For a symmetric density that decreases away from 0, every hockey-stick
   divergence of z(. - t) from z grows with |t|, since level sets are intervals around t and 0. So a
@@ -53,7 +57,7 @@ _MANY, _ONE_BY_ONE = 200, 32
 
 
 def prove(run: Run, delta: float, adjacency: str) -> Analysis:
-    """The theorem of encoded gradients: that of DP-SGD for a multiple of the noise, or Theorem C."""
+    """Returns the privacy losses by the theorem of DP-SGD for a multiple of the noise, or Theorem C."""
     assert isinstance(run.mechanism, DiscreteSGD)
     encoding, noise = run.mechanism.encoding, run.mechanism.noise_multiplier
     if encoding.noise == GAUSSIAN:
@@ -91,7 +95,7 @@ def _by_divergences(run: Run) -> Analysis:
 
 
 def square(encoding: Encoding) -> float:
-    """b of noise of scale 1, for clip norm 1."""
+    """Returns the b of noise of scale 1, for clip norm 1."""
     largest, norm = encoding.bound, 1.0
     if encoding.vector is None and encoding.num_weights is not None:
         norm = min(encoding.num_weights * largest**2, 1.0)
@@ -100,7 +104,7 @@ def square(encoding: Encoding) -> float:
 
 @functools.lru_cache(maxsize=16)
 def _shifts(encoding: Encoding) -> Shifts | None:
-    """The shifts of a codebook; without values for any vectors, and None if b says enough."""
+    """The shifts of a codebook. They have no values for any vectors; None if b is accurate enough."""
     family, nu, entries = encoding.noise, encoding.degrees_of_freedom, encoding.vector
     if encoding.bound**-2 >= _MANY:
         return None
@@ -127,5 +131,5 @@ def _moments(encoding: Encoding, scale: float) -> np.ndarray:
 def step_divergences(
     encoding: Encoding, scale: float, probability: float, orders: tuple
 ) -> np.ndarray:
-    """Rényi divergences of one step; infinite where the moments are not known."""
+    """Returns the Rényi divergences of one step; infinite where the moments are unknown."""
     return renyi_of_noise.subsampled(_moments(encoding, scale), probability, orders)

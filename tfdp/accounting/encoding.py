@@ -15,18 +15,22 @@ USUAL_NOISE, USUAL_DEGREES_OF_FREEDOM = STUDENT_T, 9.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Encoding:
-    """Codebook and noise family of discrete_sgd; all lengths are in units of the clip norm.
+    """The codebook and the noise family of a discrete_sgd run.
 
-    An encoded gradient lies in a box: sorted by magnitude, its entries are at most those of one
-    vector of the codebook. The scale of the noise is the run's `noise_multiplier`.
+    Encoding cuts the entries of each gradient, sorted by magnitude, at the entries of one vector of
+    the codebook. All lengths are in units of the clip norm. The scale of the noise is the run's
+    `noise_multiplier`.
 
     Attributes:
-        noise: Family of the noise, one of `noise_families.FAMILIES`.
+        noise: Family of the noise: "gaussian", "laplace" or another of `noise_families.FAMILIES`.
         degrees_of_freedom: Degrees of freedom of Student's t; None for the other families.
-        num_weights: Length of every vector; None, with `largest_entry`, for vectors of any length.
-        largest_entry: If given, the guarantee is for every codebook of vectors of norm at most 1
-            with entries of at most this number; None is the single vector of `normal_quantiles`.
-        private_codebook: Whether the vectors were fitted to private gradients.
+        num_weights: Length of every vector, the number of trainable weights. None, together with
+            `largest_entry`, stands for vectors of any length.
+        largest_entry: With a number, the guarantee holds for every codebook of vectors of norm at
+            most 1 with entries of at most this number. None stands for a codebook of one vector,
+            the quantiles of N(0, 1) scaled to norm 1.
+        private_codebook: Whether the vectors were fitted to private gradients. Nothing finite is
+            proven then.
 
     Example:
         >>> from tfdp.accounting import Encoding
@@ -47,7 +51,7 @@ class Encoding:
             remedy = "Student's t needs them: pass for example 9."
             nu = positive("degrees_of_freedom", nu, remedy=remedy)
         elif nu is not None:
-            refuse("degrees_of_freedom", f"None with {self.noise!r} noise", nu, "Leave it out.")
+            refuse("degrees_of_freedom", f"None with {self.noise!r} noise", nu, "Remove it.")
         any_length = self.largest_entry is not None
         settle(
             self,
@@ -92,7 +96,7 @@ class Encoding:
 
 
 def normal_quantiles(number: int) -> np.ndarray:
-    """Magnitudes of the N(0, 1) quantiles at (i + 1/2) / number, scaled to norm 1, in rising order."""
+    """Returns the magnitudes of N(0, 1) quantiles at (i + 1/2) / number, scaled to norm 1, rising."""
     if number == 1:
         return np.ones(1)  # the median itself would be 0
     # Both signs of a magnitude have one value, so that it counts twice and is computed once.

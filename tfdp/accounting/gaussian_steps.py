@@ -13,7 +13,8 @@
 * Microbatches of several examples are fixed groups, and lots are drawn from whole groups. A record
   moves the clipped mean of its group from one point of the ball to another, so every adjacency is
   replace_one for groups. Records of a user that share a group only leave fewer terms to move.
-* A user with k examples elsewhere: the sample is taken as revealed, or all k as being in one lot.
+* A user with k examples, with other sampling: the sample counts as revealed, or all k as being in one
+  lot.
 * Random allocation: each epoch is one round (see `allocation`, and `replaced_allocation`).
 * Epochs ("cyclic", "shuffle"): steps are not amplified. A record is in at most k = ceil(steps /
   steps_per_epoch) lots, so mu = factor * sqrt(k) / z; if the noise differs from step to step, mu^2
@@ -50,13 +51,13 @@ _TAIL = 1e-20
 
 
 def prove(run: Run, delta: float, adjacency: str) -> Analysis:
-    """The theorem of DP-SGD."""
+    """Returns the privacy losses of DP-SGD by its theorem."""
     assert isinstance(run.mechanism, NoisyMechanism)
     return analyse_sums(run, run.mechanism.noise_multiplier, delta, adjacency)
 
 
 def analyse_sums(run: Run, noise: Noise, delta: float, adjacency: str) -> Analysis:
-    """The theorem of DP-SGD for a run with this noise in place of its mechanism's."""
+    """Returns the privacy losses of DP-SGD with this noise, instead of the mechanism's."""
     noise = noise_tables.of_steps(noise, run.steps)
     sampling, users = run.sampling, run.contribution.max_examples_per_user
     if sampling.coin_flips and sampling.probability < 1:
@@ -74,7 +75,7 @@ def analyse_sums(run: Run, noise: Noise, delta: float, adjacency: str) -> Analys
 
 
 def smallest(bounds: Iterable[Analysis], delta: float) -> Analysis:
-    """The smallest of several bounds, such as with the sample secret and with the sample revealed."""
+    """Returns the smallest of several bounds, such as with a secret sample and with a revealed one."""
     return min(bounds, key=lambda found: epsilon_of(found.losses, delta).epsilon)
 
 
@@ -83,7 +84,7 @@ def _analysis(run: Run, adjacency: str, losses: Iterable[Loss], secret: bool) ->
 
 
 def sensitivity(run: Run, adjacency: str) -> float:
-    """Largest change of a lot's sum, in clip norms, by a record or all records of a user."""
+    """Returns the largest change of a lot's sum, in clip norms, by a record or a user's records."""
     users = run.contribution.max_examples_per_user
     factor = run.contribution.sensitivity(run.sampling, adjacency, users)
     return factor * run.contribution.noise_divisor
@@ -113,7 +114,7 @@ def _revealed(run: Run, noise: Noise, delta: float, adjacency: str) -> Analysis:
 
 
 def _rounds(run: Run, noise: Noise):
-    """The distinct noise of a record's rounds over a group's clip norm, with the numbers of rounds."""
+    """The distinct noise levels of a record's rounds, over a group's clip norm, with their counts."""
     length = run.sampling.round_length
     if isinstance(noise, tuple):
         # A record may take part in any step of its round, so the least noise counts.
@@ -123,9 +124,13 @@ def _rounds(run: Run, noise: Noise):
 
 
 def amplified(run: Run, noise: Noise, adjacency: str, length: int = 1) -> Analysis:
-    """Privacy losses of lots that are drawn by coin flips, amplified by the secrecy of the sample.
+    """Returns the privacy losses of lots drawn by coin flips, amplified by the secrecy of the sample.
 
-    With a `length`, that many lots of a record count as one, with noise that is constant.
+    Args:
+        run: The run.
+        noise: The noise multiplier; constant if `length` is above 1.
+        adjacency: The neighbouring relation.
+        length: Number of a record's lots that count as one.
     """
     pair = "replace" if run.contribution.replaces(adjacency) else "add"
     q, flips = run.sampling.probability, length * run.contribution.max_examples_per_user

@@ -34,13 +34,17 @@ def check_delta(delta: float) -> float:
 
 
 def delta_warning(delta: float, num_examples: int) -> str | None:
-    """Returns a warning if `delta` in (0, 1) is at least 1/N, else None.
+    """Returns a warning if delta is too large for the number of examples, and otherwise None.
 
-    Publishing one record chosen at random, without any noise, has delta = 1/N and epsilon 0.
+    It is too large from 1/N on, because publishing one record chosen at random, without any noise, has
+    delta = 1/N and epsilon 0.
 
     Args:
         delta: Probability in (0, 1).
         num_examples: Number N of examples.
+
+    Raises:
+        ValueError: If an argument is out of range.
 
     Example:
         >>> from tfdp.accounting import delta_warning
@@ -60,11 +64,11 @@ def delta_warning(delta: float, num_examples: int) -> str | None:
 
 def check_epsilon(epsilon: float) -> float:
     """Returns `epsilon` as a float; raises ValueError unless it is above 0 and finite."""
-    return positive("epsilon", epsilon, remedy="Use for example 2.0.")
+    return positive("epsilon", epsilon, remedy="Use, for example, 2.0.")
 
 
 def format_epsilon(epsilon: float) -> str:
-    """Formats epsilon, rounded up to four digits: "1.234", "vacuous (epsilon = 7670)"."""
+    """Formats epsilon, rounded up to four digits, as in "1.234" or "vacuous (epsilon = 7670)"."""
     if math.isinf(epsilon):
         return "infinite"
     words = f"{float(rounded_up(epsilon, 4)):.4g}"
@@ -84,23 +88,28 @@ def rounded_up(number: float, digits: int) -> decimal.Decimal:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Guarantee:
-    """An (epsilon, delta) guarantee, with all that is needed to interpret it.
+    """An (epsilon, delta) privacy guarantee of a training, with its assumptions.
+
+    `proven`, `claimed` and `model.privacy.spent` return one. `print` shows it as a sentence; `tpr`,
+    `advantage` and `curve` translate it into the success of a membership test, an attacker's decision
+    whether a certain record was used.
 
     Attributes:
-        epsilon: Number of at least 0; if it is infinite, `reason` says why.
+        epsilon: Number of at least 0. If it is infinite, `reason` says why.
         delta: Probability in (0, 1).
-        kind: "claimed" (the paper's own formula) or "proven" (a theorem about the run).
+        kind: "claimed" (the formula of the paper) or "proven" (a theorem about the run).
         adjacency: "zero_out", "replace_one" or "add_or_remove_one".
-        sampling, mechanism: Their names.
-        released: The released values that the guarantee is about.
-        max_examples_per_user: Largest number of records of one user; the guarantee is for all of
-            them.
+        sampling, mechanism: Names of the sampling and of the mechanism.
+        released: The released values that the guarantee covers, in words.
+        max_examples_per_user: Largest number of records of one user. The guarantee covers all of
+            them together.
         unit: The protected unit, if `max_examples_per_user` is 1: "record" or "person".
-        assumptions: The assumptions, in sentences; all of them have to hold.
-        reason: Why epsilon is infinite, or None.
-        mu: Parameter of the equivalent Gaussian mechanism (mu-GDP), or None.
+        assumptions: The assumptions, in sentences. All of them have to hold.
+        reason: Why epsilon is infinite, a sentence; None if it is finite.
+        mu: Parameter of the equivalent Gaussian mechanism (mu-GDP); None if there is none.
         details: JSON-safe facts about the bound.
-        losses: Privacy losses; without them, `tpr` and `advantage` follow from epsilon and delta.
+        losses: The privacy losses behind epsilon. Without them, `tpr` and `advantage` follow from
+            epsilon and delta alone.
         changes: Number of changes from one neighbour to the other, each with these losses. If it is
             above 1, the guarantee follows by group privacy.
 
@@ -139,7 +148,9 @@ class Guarantee:
         if not self.epsilon >= 0:
             refuse("epsilon", "0 or more", self.epsilon, "Infinity needs a reason, too.")
         if math.isinf(self.epsilon) and not self.reason:
-            raise ValueError("Expected a reason for an infinite epsilon. Received none.")
+            raise ValueError(
+                "Expected a reason for an infinite epsilon. Received none. Pass it as reason."
+            )
 
     @property
     def vacuous(self) -> bool:
@@ -160,15 +171,21 @@ class Guarantee:
         return f"{who} {change.get(self.adjacency, 'added or removed')}"
 
     def tpr(self, fpr: float) -> float:
-        """Largest true positive rate of a membership test at a false positive rate in (0, 1)."""
+        """Returns the largest true positive rate of any membership test at a false positive rate.
+
+        Args:
+            fpr: False positive rate of the test, in (0, 1).
+        """
         return attacks.largest_tpr(self._curve, fraction("fpr", fpr))
 
     def curve(self) -> tuple[np.ndarray, np.ndarray]:
-        """The whole trade-off of a membership test, composed as exactly as epsilon is.
+        """Returns the trade-off between the two errors of any membership test, as two arrays.
+
+        It is composed as exactly as epsilon is.
 
         Returns:
             Rising false positive rates, and the least false negative rate of a test at each of
-            them. In between, straight lines are a guarantee as well.
+            them. Straight lines between these points are a guarantee as well.
 
         Example:
             >>> from tfdp.accounting import describe, proven
@@ -183,7 +200,7 @@ class Guarantee:
 
     @property
     def advantage(self) -> float:
-        """Largest difference of the true and the false positive rate of a membership test.
+        """Largest true positive rate minus false positive rate of any membership test, in [0, 1].
 
         It is the total variation distance.
         """
@@ -209,7 +226,10 @@ class Guarantee:
         return lambda at: min(curve(at), known(at))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns JSON-safe fields and attack rates. An infinite number becomes the string "inf"."""
+        """Returns all fields but `losses`, and rates of attacks, in JSON-safe form.
+
+        An infinite number becomes the string "inf".
+        """
         fields = [field.name for field in dataclasses.fields(self) if field.name != "losses"]
         result = {name: getattr(self, name) for name in (*fields, "advantage", "vacuous")}
         result |= {f"tpr_at_fpr_{fpr:g}": self.tpr(fpr) for fpr in (0.001, 0.01)}

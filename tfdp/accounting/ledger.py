@@ -1,4 +1,4 @@
-"""Privacy budgets, and the ledger of spent and planned steps."""
+"""Privacy budgets, and the ledger, which records the steps that were spent or planned."""
 
 import dataclasses
 import json
@@ -15,7 +15,9 @@ _VERSION = 2
 
 
 class BudgetExhausted(RuntimeError):
-    """The next step would exceed the privacy budget; `fit` raises it before the step is taken.
+    """Error of `fit` and `train_on_batch`: the next step would exceed the privacy budget.
+
+    It is raised before the step is taken. `tfdp.callbacks.StopAtBudget` ends `fit` without it.
 
     Example:
         >>> from tfdp.accounting import BudgetExhausted
@@ -25,7 +27,7 @@ class BudgetExhausted(RuntimeError):
 
 
 class LedgerError(ValueError):
-    """A change would reduce what a ledger recorded, or some input is not a valid ledger.
+    """Error of a `Ledger`: a change would lower recorded spending, or the input is no valid ledger.
 
     Example:
         >>> from tfdp.accounting import Ledger
@@ -41,16 +43,20 @@ _BUDGET = "Pass tfdp.accounting.PrivacyBudget(epsilon, delta)."
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyBudget:
-    """The largest epsilon and delta that may be spent.
+    """A limit on the privacy that training may spend; a step that would exceed it is refused.
+
+    Pass it to `make_private(model, budget=...)`. All trainings of the same weights count, also after
+    saving and loading.
 
     A budget covers trainings whose noise, lots and steps were fixed in advance, or follow rules that
     use no private results. It does not cover settings chosen by looking at earlier results.
 
     Attributes:
         epsilon: Largest epsilon, finite and above 0.
-        delta: Largest delta, strictly between 0 and 1.
+        delta: Delta of that epsilon, strictly between 0 and 1; well below 1/N.
         kind: The guarantee that must stay within the budget: "proven" or "claimed".
-        adjacency: Neighbouring relation of that guarantee.
+        adjacency: Neighbouring relation of that guarantee: "zero_out", "replace_one" or
+            "add_or_remove_one".
 
     Example:
         >>> import tfdp
@@ -71,10 +77,13 @@ class PrivacyBudget:
 
 
 class Ledger:
-    """The runs that trained some weights, each with a random id and its number of spent steps.
+    """The record of all private trainings of some weights: each run with its number of spent steps.
 
-    The id lets `merge` count a saved and reloaded run once, and separate runs of two copies of a
-    model separately.
+    `model.privacy.ledger` is the ledger of a model, which tfdp keeps up to date and saves with the
+    model. Use one of your own to add up other trainings on the same data.
+
+    Each run has a random id. It lets `merge` count a saved and reloaded run once, and runs of two
+    copies of a model separately.
 
     Example:
         >>> from tfdp.accounting import Ledger, describe
@@ -99,7 +108,7 @@ class Ledger:
 
     @property
     def budget(self) -> PrivacyBudget | None:
-        """The first budget, or None; assigning one replaces all `budgets`, even with a larger one."""
+        """The first budget, or None. Assigning one replaces all `budgets`, even with a larger one."""
         return self._budgets[0] if self._budgets else None
 
     @budget.setter
@@ -133,7 +142,18 @@ class Ledger:
                 self.changes += 1
 
     def open(self, run: Run, run_id: str | None = None) -> str:
-        """Adds a run with 0 spent steps and returns its id; None makes a random one."""
+        """Adds a run with 0 spent steps.
+
+        Args:
+            run: The run; its own number of steps is ignored.
+            run_id: The id of the run; None draws a random one.
+
+        Returns:
+            The id.
+
+        Raises:
+            LedgerError: If a run with this id exists.
+        """
         check_run(run)
         run_id = os.urandom(16).hex() if run_id is None else run_id
         if run_id in self._entries:
@@ -145,9 +165,13 @@ class Ledger:
     def record(
         self, run_id: str, steps: int, taken: int | None = None, open_plan: bool = False
     ) -> None:
-        """Sets the total number of steps spent by a run; record a step before it is executed.
+        """Sets the total number of steps that a run has spent. Record a step before it is executed.
 
-        `taken` and `open_plan` are as in `Run`.
+        Args:
+            run_id: The id of the run.
+            steps: Number of spent steps, at least the recorded number.
+            taken: Number of steps that were actually taken, as in `Run`; None for all.
+            open_plan: Whether an unknown number of further steps may be planned, as in `Run`.
 
         Raises:
             LedgerError: If the id is unknown, or fewer steps are given than were recorded.
@@ -162,12 +186,16 @@ class Ledger:
         self._entries[run_id] = entry.with_steps(int(steps), taken, open_plan)
 
     def take_back(self, run_id: str, steps: int) -> None:
-        """Lowers the steps of a run to `steps`; the others were planned but never executed."""
+        """Lowers the number of steps of a run to `steps`, since the others were never executed."""
         entry = self._entry(run_id)
         self._entries[run_id] = entry.with_steps(min(steps, entry.steps))
 
     def extend(self, run_id: str, run: Run) -> None:
-        """Replaces the description of a run by one that covers more steps; its `steps` is ignored.
+        """Replaces the description of a run by one with longer tables over steps.
+
+        Args:
+            run_id: The id of the run.
+            run: The new description; its own number of steps is ignored.
 
         Raises:
             LedgerError: If `run` differs in more than longer tables.
@@ -182,16 +210,21 @@ class Ledger:
         self._entries[run_id] = longer
 
     def steps(self, run_id: str) -> int:
-        """Steps spent by one run."""
+        """Returns the number of steps that a run has spent."""
         return self._entry(run_id).steps
 
     def taken(self, run_id: str) -> int:
-        """Steps taken by one run; 0 for an unknown id."""
+        """Returns the number of steps that a run has taken; 0 for an unknown id."""
         run = self._entries.get(run_id)
         return 0 if run is None else _taken(run)
 
     def merge(self, other: "Ledger") -> None:
-        """Adds all runs and budgets of `other`; for a common id, the larger number of steps counts.
+        """Adds all runs and budgets of another ledger to this one.
+
+        A run that is in both counts once, with the larger number of steps.
+
+        Args:
+            other: The other ledger, which stays unchanged.
 
         Raises:
             LedgerError: If one id stands for two different runs; the ledger is then unchanged.
@@ -235,7 +268,7 @@ class Ledger:
 
     @classmethod
     def from_json(cls, text: str) -> "Ledger":
-        """Reads the text that `to_json` wrote. Raises LedgerError for any other text."""
+        """Returns the ledger whose text `to_json` wrote; raises LedgerError for any other text."""
         ledger = cls()
         try:
             content = json.loads(text)

@@ -80,10 +80,10 @@ from tfdp.accounting.numerics.privacy_loss import (
 )
 from tfdp.accounting.run import Run
 
-# Makes the response W of a run.
+# A function that returns the response W of a run.
 ResponseOf = Callable[[Run], Dynamics | Toeplitz]
 
-# Ratio of the lengths of blocks that are tried.
+# Ratio between successive lengths of blocks that are tried.
 _LENGTHS = 4
 # Largest shift of a block with its mean number of draws, in standard deviations of its noise. Beyond
 # it, epsilon is in the hundreds, and computing it takes long.
@@ -91,7 +91,7 @@ _LARGEST_SHIFT = 10.0
 
 
 def prove_means(run: Run, delta: float, adjacency: str) -> Analysis:
-    """The theorem of SI-DPSGD."""
+    """Returns the privacy losses of SI-DPSGD by its theorem."""
     bare = Dynamics.of(run).bare_step
     if bare is not None:
         return Analysis(
@@ -102,7 +102,7 @@ def prove_means(run: Run, delta: float, adjacency: str) -> Analysis:
 
 
 def prove_matrix(run: Run, delta: float, adjacency: str) -> Analysis:
-    """The theorem of matrix mechanisms."""
+    """Returns the privacy losses of matrix mechanisms by their theorem."""
     mechanism = run.mechanism
     assert isinstance(mechanism, Matrix)
     column, noise = mechanism.strategy.first(run.steps), mechanism.noise_multiplier

@@ -276,7 +276,7 @@ NOT_COVERED = (
 
 
 def meaning(facts: Facts) -> dict[str, str]:
-    """The sentences that explain the numbers, by topic."""
+    """Returns the sentences that explain the numbers, by topic."""
     found = {topic: first_of(table, facts, f=facts) for topic, table in MEANING.items()}
     if found["comparison"]:
         found["comparison"] += " Rely on the proven figure."

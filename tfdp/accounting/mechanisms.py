@@ -1,8 +1,8 @@
 """Mechanisms: the noise that is added, and to which quantity; one small frozen class for each.
 
-A mechanism has fields and checks, and nothing about privacy. `proofs.py` has the theorem of each
-mechanism, `claims.py` the formula of its paper, `assumptions.py` and `wording.py` its sentences.
-No other code depends on the type of a run's mechanism.
+A mechanism has fields and checks, but no analysis of its privacy: `proofs.py` has its theorem,
+`claims.py` the formula of its paper, and `assumptions.py` and `wording.py` its sentences. No other code
+depends on the type of a run's mechanism.
 """
 
 import dataclasses
@@ -31,17 +31,22 @@ READINGS = ("ac", "ac_as_printed", "zcdp", "zcdp_a", "zcdp_c", "zcdp_as_printed"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mechanism:
-    """Base class of all mechanisms. Mechanisms that add noise derive from `NoisyMechanism`.
+    """Base class of mechanisms: which noise a training adds, and to which quantity.
+
+    `describe("dpsgd", ...)` makes the mechanism of a run from its name. To add a mechanism, derive a
+    frozen dataclass, from `NoisyMechanism` if it adds noise, and use `register_mechanism`
+    (docs/adding.md).
 
     Class attributes:
-      name: Name in the registry, in ledgers and in flags.
-      summary: What the mechanism does, in a few words.
-      schedules: Names of the fields that may be a table over steps.
-      settings: Experiment settings that are specific to this mechanism.
-      update_rules: Keras update rules that the mechanism allows: "any", since they see only noisy sums;
-        "linear", if a proven guarantee needs SGD, with or without momentum; or "own", the paper's step.
-      adaptive_clipping: Whether the clip norm may depend on earlier releases.
-      usual_sampling: Name of the default sampling scheme.
+        name: Name in the registry, in ledgers and in flags.
+        summary: A few words about the mechanism, for help texts.
+        schedules: Names of the fields that may be a table over steps.
+        settings: Experiment settings that are specific to this mechanism.
+        update_rules: Keras update rules that the mechanism allows: "any", since they see only noisy
+            sums; "linear", if a proven guarantee needs SGD, with or without momentum; or "own", the
+            paper's step.
+        adaptive_clipping: Whether the clip norm may depend on earlier releases.
+        usual_sampling: Name of the default sampling scheme.
 
     Example:
         >>> from tfdp.accounting import describe
@@ -69,25 +74,28 @@ class Mechanism:
                 )
         if contribution.adaptive_clipping and not self.adaptive_clipping:
             raise ValueError(
-                "Expected adaptive_clipping only with mechanisms whose steps are private one by one, "
-                "since other guarantees need one clip norm for all steps. Received it with "
-                f"{self.name!r}. Leave it out."
+                f"adaptive_clipping cannot be combined with {self.name!r}: it needs a mechanism whose "
+                "steps are private one by one, such as dpsgd. Remove it."
             )
 
     def with_noise(self, noise: float) -> "Mechanism":
-        """A copy with this noise multiplier; a multiplier for each step is multiplied by it."""
+        """Returns a copy with this noise multiplier; a table over steps is multiplied by it."""
         del noise
         return self
 
     def tables(self) -> dict[str, tuple]:
-        """The fields with one value for each step."""
+        """Returns the fields that have one value for each step, by name."""
         values = {name: getattr(self, name) for name in self.schedules}
         return {name: value for name, value in values.items() if isinstance(value, tuple)}
 
     def schedule(self, name: str, steps: int) -> np.ndarray:
-        """A field of `schedules` as an array of shape (steps,).
+        """Returns the values of a field at each step, as an array of shape (steps,).
 
         None, an unknown constant, becomes 1: a constant factor of all values changes no guarantee.
+
+        Args:
+            name: One of `schedules`.
+            steps: Number of steps.
         """
         value = getattr(self, name)
         array = np.asarray(1.0 if value is None else value, dtype=float)
@@ -98,16 +106,19 @@ _CLASSES: dict[str, type[Mechanism]] = {}
 
 
 def register_mechanism(kind: type[Mechanism]) -> type[Mechanism]:
-    """Class decorator that registers a frozen subclass of `Mechanism` under its `name`.
+    """Class decorator that registers a new mechanism under its `name`, for `describe` and the flags.
 
-    A class without entries of its own in `proofs.PROOFS`, `claims.CLAIMS` and the tables of sentences
-    has those of its base class.
+    A class without its own entries in `proofs.PROOFS`, `claims.CLAIMS` and the tables of sentences has
+    the entries of its base class.
 
     Args:
-        kind: The class.
+        kind: The class, a frozen dataclass that derives from `Mechanism`.
+
+    Returns:
+        The class.
 
     Raises:
-        ValueError: If the class has no name, or another class is registered under the name.
+        ValueError: If the class has no name, or another class is registered under this name.
 
     Example:
         >>> import dataclasses
@@ -133,7 +144,7 @@ class NoMechanism(Mechanism):
     """Training without privacy: a baseline, or training that was not accounted.
 
     Attributes:
-        reason: Why nothing is proven, in a sentence, for example that the earlier training of the
+        reason: Why nothing is proven, a sentence; for example, that the earlier training of the
             weights is unknown.
         declarable: Whether the run stands for unaccounted plain training, which the user may
             declare to have used public data.
@@ -146,7 +157,7 @@ class NoMechanism(Mechanism):
     summary: ClassVar[str] = "no noise and no privacy, to compare with"
 
     def __post_init__(self):
-        text("reason", self.reason, remedy="Leave it out, or state why nothing is proven.")
+        text("reason", self.reason, remedy="Remove it, or state why nothing is proven.")
         flag("declarable", self.declarable)
 
 
@@ -192,8 +203,8 @@ class DPDropout(DPSGD):
     The noise multiplier is 2 sigma, with the paper's sigma.
 
     Attributes:
-        composition: Name of the reading that the claim follows, one of `READINGS`; None for the
-            class's `default_reading`.
+        composition: The reading of the paper's recipe that the claimed epsilon follows, one of
+            `READINGS`; None for the class's `default_reading`.
     """
 
     composition: str | None = None
@@ -226,17 +237,17 @@ class SGLD(DPDropout):
 @register_mechanism
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SIDPSGD(NoisyMechanism):
-    """SI-DPSGD: noise on the weights around means that are updated without noise.
+    """SI-DPSGD: noise on the weights, around means that are updated without noise.
 
     Attributes:
-        noise_multiplier: z_t, constant or per step: the weight noise of step t has standard
-            deviation z_t C lr_t / L.
+        noise_multiplier: z_t, constant or per step. The noise on the weights of step t has the
+            standard deviation z_t C lr_t / L.
         learning_rates: Learning rates lr_t of the means, constant or per step; None for an unknown
             constant.
         momentum: Momentum coefficient, constant or per step.
         nesterov: Whether the momentum is Nesterov's.
         optimizer: Name of the update rule of the means.
-        release: "theta" (the noised weights) or "mu" (the un-noised means).
+        release: "theta" (the noisy weights) or "mu" (the means, without noise).
     """
 
     learning_rates: Schedule = None
@@ -270,9 +281,9 @@ class Matrix(NoisyMechanism):
     """Gaussian noise that a Toeplitz strategy correlates over steps.
 
     Attributes:
-        noise_multiplier: Standard deviation of the noise before it is correlated, over the clip
+        noise_multiplier: Standard deviation of the noise before it is correlated, divided by the clip
             norm; one number for all steps.
-        strategy: Strategy C; its inverse correlates the noise.
+        strategy: The strategy C, whose inverse correlates the noise.
     """
 
     noise_multiplier: float
@@ -290,9 +301,8 @@ class Matrix(NoisyMechanism):
         super().__post_init__()
         if isinstance(self.noise_multiplier, tuple):
             raise ValueError(
-                "Expected one noise_multiplier for all steps, since a table would make the strategy a "
-                "matrix that is not Toeplitz, which is not supported. Received "
-                f"{len(self.noise_multiplier)} values. Pass one number."
+                f"Expected one noise_multiplier for all steps. Received {len(self.noise_multiplier)} "
+                "values, with which the strategy would not be a Toeplitz matrix. Pass one number."
             )
         instance("strategy", self.strategy, Strategy, remedy="Pass tfdp.accounting.Strategy(...).")
 
@@ -303,7 +313,7 @@ class DiscreteSGD(NoisyMechanism):
     """Encoded gradients with noise of any family.
 
     Attributes:
-        noise_multiplier: Scale of the noise over the clip norm, constant or per step.
+        noise_multiplier: Scale of the noise divided by the clip norm, constant or per step.
         encoding: Codebook and family of the noise.
     """
 
@@ -326,7 +336,7 @@ class DiscreteSGD(NoisyMechanism):
 
 
 def mechanism_names() -> tuple[str, ...]:
-    """Names of all registered mechanisms.
+    """Returns the names of all registered mechanisms, such as "dpsgd", in alphabetical order.
 
     Example:
         >>> from tfdp.accounting import mechanism_names
@@ -337,15 +347,15 @@ def mechanism_names() -> tuple[str, ...]:
 
 
 def mechanism_class(name: str) -> type[Mechanism]:
-    """Returns the class registered under `name`. Raises ValueError if there is none."""
+    """Returns the class registered under `name`; raises ValueError if there is none."""
     return _CLASSES[one_of("mechanism", name, mechanism_names())]
 
 
 def entry_of(table: Mapping[type[Mechanism], Entry], mechanism: Any) -> Entry:
-    """The entry of a mechanism's class in a table, or of the nearest class that it derives from.
+    """Returns the entry of a mechanism's class in a table, or of the nearest base class.
 
     Raises:
-        ValueError: If the table has none.
+        ValueError: If the table has no such entry.
     """
     for kind in type(mechanism).__mro__:
         if kind in table:

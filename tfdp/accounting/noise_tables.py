@@ -19,12 +19,12 @@ _MOST_VALUES = 16
 
 def checked(value) -> Noise:
     """Returns a constant or a table as floats; raises ValueError unless all are finite and >= 0."""
-    remedy = "Pass the standard deviation of the noise over the clip norm, or one for each step."
+    remedy = "Pass the noise's standard deviation divided by the clip norm, or one for each step."
     return schedule("noise_multiplier", value, remedy=remedy)
 
 
 def of_steps(noise: Noise, steps: int) -> Noise:
-    """The noise of the first `steps` steps, as a number if it is the same in all of them."""
+    """Returns the noise of the first `steps` steps, as a number if all of them have the same."""
     if not isinstance(noise, tuple):
         return noise
     table = noise[:steps]
@@ -32,13 +32,13 @@ def of_steps(noise: Noise, steps: int) -> Noise:
 
 
 def least(noise: Noise, steps: int) -> float:
-    """The least noise of the first `steps` steps; infinite if there is none."""
+    """Returns the least noise of the first `steps` steps; infinite without steps."""
     table = of_steps(noise, steps)
     return min(table, default=math.inf) if isinstance(table, tuple) else table
 
 
 def levels(noise: Noise, steps: int) -> list[tuple[float, int]]:
-    """The distinct values of noise above 0, at most 16, each with its number of steps."""
+    """Returns at most 16 distinct values of noise, each with its number of steps; all noise is > 0."""
     table = of_steps(noise, steps)
     if not isinstance(table, tuple):
         return [(table, steps)] if steps else []
@@ -58,7 +58,7 @@ def _coarse(values: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def words(noise: Noise, steps: int) -> str:
-    """The noise in a few words: "1.1", or "1.1 to 2 (a table over steps)"."""
+    """Returns the noise in words: "1.1", or "1.1 to 2 (a table over steps)"."""
     table = of_steps(noise, steps)
     if not isinstance(table, tuple):
         return f"{table:g}"

@@ -1,4 +1,4 @@
-"""Plots of a guarantee: epsilon over the steps, the best attack, and clipping."""
+"""Plots of the privacy of some trainings: epsilon over the steps, the best attack, and clipping."""
 
 import math
 from collections.abc import Sequence
@@ -29,9 +29,9 @@ def picture(
 
     Args:
         runs: The trainings, in order.
-        guarantees: Their proven and claimed guarantees.
-        clipping: (number of steps, share of gradients that were clipped) for each epoch. They are
-            computed from private data without noise; without them, the figure may be released.
+        guarantees: The proven and the claimed guarantee of all of them together.
+        clipping: (number of steps, share of gradients that were clipped) for each epoch. The shares
+            are computed from private data without noise; without them, the figure may be released.
 
     Raises:
         ImportError: If matplotlib is not installed.

@@ -1,9 +1,9 @@
 """Proven guarantees: the theorem of each mechanism, and the assumptions of its result.
 
-`PROOFS` has the theorem of each mechanism: a function of a run, a delta and an adjacency. It gets runs
-of at least one step that `assumptions.UNPROVEN` does not exclude, and has to cover every sampling,
-microbatch, user, group of weights, batch statistic and table of noise that they may have. Delta
-determines how much tail mass is left out.
+`PROOFS` has the theorem of each mechanism: a function of a run, a delta and an adjacency. It is called
+with runs of at least one step that `assumptions.UNPROVEN` does not exclude. It has to cover every
+sampling, microbatch, user, group of weights, batch statistic and table of noise that such a run may
+have. Delta determines how much tail mass is left out.
 """
 
 import dataclasses
@@ -28,11 +28,11 @@ PROOFS: dict[type[Mechanism], Theorem] = {
 
 
 def analyse(run: Run, delta: float, adjacency: str, one_change: bool = False) -> Analysis:
-    """Translates a run into privacy losses; `reason` is set if nothing finite can be proven.
+    """Translates a run into privacy losses, or into the reason why nothing finite can be proven.
 
-    With `one_change`, these are the losses of a change of a single clipped term, of the kind
-    `adjacency`. A chain of these leads from one neighbour to the other (`Contribution.chains`). The
-    data sets on the way have other terms, or fewer, and the theorems hold for all data sets. A
+    With `one_change`, the losses are those of a change of a single clipped term, of the kind
+    `adjacency`. A chain of such changes leads from one neighbour to the other (`Contribution.chains`).
+    The data sets in between have other terms, or fewer, and the theorems hold for all data sets. A
     microbatch is one term, as if it were one example.
     """
     analysed = run.of_single_terms() if one_change else run

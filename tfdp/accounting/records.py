@@ -18,7 +18,7 @@ def settle(part: Any, **values: Any) -> None:
 
 
 def field_names(kind: type) -> tuple[str, ...]:
-    """Names of the fields of a part."""
+    """Returns the names of the fields of a part."""
     return tuple(field.name for field in dataclasses.fields(kind))
 
 
@@ -37,7 +37,7 @@ def to_record(part: Any) -> dict[str, Any]:
 
 
 def from_record(kind: type, record: dict[str, Any]) -> Any:
-    """Inverse of `to_record`, also for a record that was written to JSON and read again.
+    """Returns the part that `to_record` described, also after writing the record to JSON.
 
     Raises:
         ValueError: If a field is unknown or missing.
@@ -65,7 +65,7 @@ def _table(coded: dict[str, list]) -> tuple:
 
 
 def brief(*parts: Any) -> str:
-    """The non-default fields of parts, as text, in the order of the parts."""
+    """Returns the non-default fields of parts, as text, in the order of the parts."""
     shown = []
     for part in parts:
         for field in dataclasses.fields(part):
@@ -79,7 +79,7 @@ def brief(*parts: Any) -> str:
 
 
 def html_table(rows: Iterable[tuple[str, str]]) -> str:
-    """An HTML table of (heading, text) rows for a notebook, in the colours of its theme."""
+    """Returns an HTML table of (heading, text) rows for a notebook, in the colours of its theme."""
     cells = "".join(
         f'<tr><th style="text-align: left; vertical-align: top">{html.escape(name)}</th>'
         f'<td style="text-align: left">{html.escape(words)}</td></tr>'

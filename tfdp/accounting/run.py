@@ -1,7 +1,7 @@
-"""One frozen description of what was executed: the only input of every accountant.
+"""`Run`: the frozen description of a training, which is the only input of the accounting.
 
 A `Run` has public facts (how lots are drawn, which noise, how many steps) and never data. The
-constructor validates all fields, so an accountant may rely on them.
+constructor validates all fields, so the accounting may rely on them.
 """
 
 import dataclasses
@@ -26,22 +26,24 @@ _DESCRIBE = 'Describe a run by tfdp.accounting.describe("dpsgd", num_examples=..
 class Run:
     """Description of a training in public numbers: sampling, noise and number of steps.
 
-    `describe` makes a run from names and plain numbers; `dataclasses.replace` changes it.
+    Every function of `tfdp.accounting` takes one. `describe` creates it from names and plain numbers,
+    which is usually shorter; `dataclasses.replace` returns a changed copy.
 
     Attributes:
         mechanism: Which noise is added, and to which quantity.
         sampling: How lots are drawn.
-        steps: Number of lots. Tables over steps may be longer.
-        contribution: How much one example can add to a lot's sum.
-        start: Origin of the initial weights: "assumed", or "public" if the user declared that they
-            do not depend on these data.
+        steps: Number of steps, each with one lot. Tables over steps may be longer.
+        contribution: The largest influence of one example on a lot's sum.
+        start: Origin of the initial weights: "assumed" (to be independent of these data), or "public"
+            if the user declared that they are.
         insecure_seed: Whether the noise, or the secret choice of lots, came from a user's seed.
+            Nothing finite is proven then.
         machines: Number of machines that trained together, whose network carried sums without
             noise.
         shards: Number of parts of the data, each of which only one machine can read.
-        taken: Number of steps actually taken, if the planned `steps` are counted; None for all.
-        open_plan: Whether an unknown number of further steps may be planned; nothing is proven
-            then.
+        taken: Number of steps that were taken, if all planned `steps` are counted; None for all.
+        open_plan: Whether an unknown number of further steps may be planned. Nothing finite is
+            proven then.
 
     Raises:
         ValueError: If a value is out of range, or the parts do not fit together.
@@ -98,7 +100,7 @@ class Run:
         return min(map(len, self.mechanism.tables().values()), default=None)
 
     def schedule(self, name: str) -> np.ndarray:
-        """A field of the mechanism, such as "noise_multiplier", as an array of length `steps`."""
+        """Returns a field of the mechanism, such as "noise_multiplier", as an array, shape (steps,)."""
         return self.mechanism.schedule(name, self.steps)
 
     def with_steps(self, steps: int, taken: int | None = None, open_plan: bool = False) -> "Run":
@@ -110,20 +112,20 @@ class Run:
         return dataclasses.replace(self, mechanism=self.mechanism.with_noise(noise))
 
     def for_users(self, examples: int) -> "Run":
-        """A copy for users with up to `examples` examples each; if records are people, with one."""
+        """Returns a copy for users with up to `examples` examples each; one, if records are people."""
         if self.contribution.examples_per_person is not None:
             examples = 1
         contribution = dataclasses.replace(self.contribution, max_examples_per_user=examples)
         return dataclasses.replace(self, contribution=contribution)
 
     def of_single_terms(self) -> "Run":
-        """A copy whose records are single clipped terms of the sums, each from a different user."""
+        """Returns a copy whose records are single clipped terms, each from a different user."""
         terms = self.sampling.of_groups(self.contribution.microbatch_size)
         alone = dataclasses.replace(self.contribution, microbatch_size=1, max_examples_per_user=1)
         return dataclasses.replace(self, sampling=terms, contribution=alone)
 
     def past(self) -> "Run":
-        """A copy with tables cut at `steps`; equal for two runs that executed the same steps."""
+        """Returns a copy with tables cut at `steps`, equal for runs that executed the same steps."""
         tables = {name: table[: self.steps] for name, table in self.mechanism.tables().items()}
         mechanism = dataclasses.replace(self.mechanism, **tables)
         return dataclasses.replace(self, mechanism=mechanism, taken=None, open_plan=False)
@@ -135,7 +137,7 @@ class Run:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Run":
-        """Inverse of `to_dict`. Raises ValueError for other fields or another version."""
+        """Returns the run that `to_dict` described; raises ValueError for any other dictionary."""
         fields = _USUAL | fields
         version = fields.pop("version", None)
         if version != _VERSION:

@@ -17,20 +17,24 @@ from tfdp.accounting.records import settle
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Base class of the sampling schemes.
+    """Base class of the sampling schemes: how the lots of a training are drawn.
+
+    A scheme describes the draws for the accounting; `tfdp.data.make_lots` makes the draws. `describe`
+    accepts the name of a scheme, one of `sampling_names()`.
 
     Attributes:
         num_examples: Public number N of examples of the data set.
         lot_size: Nominal lot size L, the constant divisor of every sum; at most N.
 
     Class attributes:
-      name, words: Name of the scheme in flags and ledgers, and in sentences.
-      coin_flips: Whether every example whose turn it is joins the lot by an independent coin flip.
-      whole_epochs: Whether lots come in passes over the data, with each example at most once in each.
-      fixed_order: Whether every pass has the same lots in the same order.
-      random_lots: Whether guarantees rely on random draws of the lots, so that their seed is secret;
-        True unless no proof for the scheme uses them.
-      random_sizes: Whether lots may have any number of examples.
+        name: Name of the scheme in flags and ledgers.
+        words: The scheme in the words of a statement.
+        coin_flips: Whether every example whose turn it is joins the lot by an independent coin flip.
+        whole_epochs: Whether lots come in passes over the data, each with every example at most once.
+        fixed_order: Whether every pass has the same lots in the same order.
+        random_lots: Whether guarantees rely on random draws of the lots, so that their seed is
+            secret.
+        random_sizes: Whether lots may have any number of examples.
 
     Example:
         >>> from tfdp.accounting import describe
@@ -75,7 +79,7 @@ class Sampling:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole lots in the data set (N // L, at least 1)."""
+        """Number of whole lots in the data set: N // L, at least 1."""
         return max(1, self.num_examples // self.lot_size)
 
     @property
@@ -99,26 +103,35 @@ class Sampling:
         return None if self.random_sizes else self.lot_size
 
     def participations(self, steps: int) -> int:
-        """Largest number of the first `steps` lots that one example can be in."""
+        """Returns the largest number of the first `steps` lots that one example can be in."""
         return -(-steps // self.round_length)
 
     def steps_in(self, epochs: float) -> int:
-        """Number of steps in `epochs` passes over the data (see `steps_for`)."""
+        """Returns the number of steps in `epochs` passes over the data (see `steps_for`)."""
         drawn = self.random_lots and not self.whole_epochs
         lots = self.num_examples / self.lot_size if drawn else self.steps_per_epoch
         # The tolerance of 1e-9 keeps 0.1 * N / L from losing a step to rounding.
         return math.floor(positive("epochs", epochs) * lots + 1e-9)
 
     def draws(self, examples: int, tail: float) -> tuple[np.ndarray, float] | None:
-        """How often a user's examples are drawn in one step: (probabilities of 0, 1, ..., of more).
+        """Returns the law of the number of a user's examples that are drawn in one step.
 
-        None if the scheme does not draw each lot independently at random.
+        Args:
+            examples: Number of the user's examples.
+            tail: Largest probability of more draws than are listed.
+
+        Returns:
+            The probabilities of 0, 1, ... draws and the probability of more draws than these. None if
+            the scheme does not draw each lot independently at random.
         """
         del examples, tail
         return None
 
     def of_groups(self, size: int) -> "Sampling":
-        """The scheme that draws whole groups of `size` examples, with an example's probability."""
+        """Returns the scheme that draws whole groups of `size` examples.
+
+        A group is as likely to be drawn as a single example is in this scheme.
+        """
         del size
         return self
 
@@ -138,7 +151,8 @@ class Poisson(Sampling):
 
     Attributes:
         nominal: Whether `num_examples` was fixed without looking at the data, so that the
-            probability does not change when a record is added; add_or_remove_one needs this.
+            probability does not change when a record is added. The adjacency add_or_remove_one
+            needs this.
     """
 
     nominal: bool = False
@@ -161,10 +175,10 @@ class Poisson(Sampling):
         if adjacency == "add_or_remove_one" and not self.nominal:
             raise ValueError(
                 "Expected a sampling probability that was fixed without looking at the data, for "
-                "adjacency add_or_remove_one: lot_size over the number of examples changes for all "
-                "records when one is added or removed. Pass adjacency='zero_out', or "
-                "fix a nominal number of examples N0 without looking at the data: nominal_examples=N0 "
-                "of make_lots and of train.py, num_examples=N0 and nominal=True of describe."
+                "adjacency add_or_remove_one: otherwise, adding a record changes it for all others. "
+                "Pass adjacency='zero_out', or choose a nominal number of examples N0 without looking "
+                "at the data, and pass nominal_examples=N0 to make_lots or train.py, or "
+                "num_examples=N0 and nominal=True to describe."
             )
 
 
@@ -173,8 +187,8 @@ class CyclicPoisson(Sampling):
     """Poisson sampling from fixed groups of examples that take turns.
 
     Attributes:
-        groups: Number of groups. Examples of a step's group join the lot with probability groups *
-            L/N.
+        groups: Number of groups. Each example of a step's group joins the lot with probability
+            groups * L/N.
     """
 
     groups: int = 1
@@ -220,7 +234,8 @@ class RandomAllocation(Sampling):
     """Epochs in which every example is in one lot, drawn uniformly and independently.
 
     Class attributes:
-      largest_random_order: Number of examples above which the order of an epoch is a keyed permutation.
+        largest_random_order: Number of examples above which the order of an epoch is a keyed
+            permutation.
     """
 
     largest_random_order: ClassVar[int] = 1 << 24
@@ -277,10 +292,10 @@ class FixedSize(_FreshLots):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Unknown(Sampling):
-    """Batches drawn in an unknown way: each example may be once in every lot.
+    """Batches drawn in an unknown way: each example may be in every lot, but only once in each.
 
-    The number of examples is unknown. `num_examples` is the number of rows planned for an epoch, or
-    the number in one batch. Only the claim depends on it.
+    The number of examples is unknown, too. `num_examples` is the number of rows planned for an epoch,
+    or the number in one batch. Only the claimed epsilon depends on it.
     """
 
     name: ClassVar[str] = "unknown"
@@ -319,7 +334,7 @@ _CLASSES: dict[str, type[Sampling]] = {
 
 
 def sampling_names() -> tuple[str, ...]:
-    """Names of all schemes.
+    """Returns the names of all sampling schemes, such as "poisson".
 
     Example:
         >>> from tfdp.accounting import sampling_names
@@ -330,5 +345,5 @@ def sampling_names() -> tuple[str, ...]:
 
 
 def sampling_class(name: str) -> type[Sampling]:
-    """Returns the class of a scheme. Raises ValueError if no scheme has that name."""
+    """Returns the class of a scheme; raises ValueError if no scheme has this name."""
     return _CLASSES[one_of("sampling", name, _CLASSES)]

@@ -44,10 +44,20 @@ _ASSUMPTIONS = {
 
 
 def draw_trials(mean: float) -> int:
-    """Draws a geometric number of trials from the operating system's entropy.
+    """Draws the number of trials of a random hyperparameter search, from a geometric distribution.
+
+    A search with such a number costs less privacy than one with a fixed number, if only its best
+    training is released. Draw the number before the search, keep it secret, and pass the same mean to
+    `Statement.of_search`. The randomness comes from the operating system.
 
     Args:
-        mean: Mean of the number, above 1.
+        mean: Mean number of trials, above 1.
+
+    Returns:
+        The number of trials, at least 1.
+
+    Raises:
+        ValueError: If the mean is not above 1.
 
     Example:
         >>> from tfdp.accounting import draw_trials
@@ -63,10 +73,16 @@ def draw_trials(mean: float) -> int:
 def of_random_search(
     trials: Sequence[Sequence[Run]], delta: float, adjacency: str, mean: float
 ) -> Guarantee:
-    """Proven guarantee of the best of a random number of trials (see `draw_trials`).
+    """Returns the proven guarantee of the best of a random number of trials (see `draw_trials`).
 
-    Each trial is a sequence of runs, and their number has the mean `mean`. The result is infinite,
-    with a reason, if one is unproven.
+    Args:
+        trials: The runs of each trial.
+        delta: Probability in (0, 1).
+        adjacency: The neighbouring relation.
+        mean: Mean number of trials, above 1.
+
+    Returns:
+        The guarantee; infinite, with a reason, if nothing finite is proven about a trial.
     """
     mean = _mean(mean)
     trials = in_equal_terms(trials)
@@ -106,7 +122,7 @@ def of_random_search(
 def _epsilon(divergences: np.ndarray, delta: float, missing: float) -> tuple[float, float]:
     """(epsilon, order) if outcomes of probability `missing` are left out, under either neighbour.
 
-    They add up to (1 + e^epsilon) * missing to delta.
+    These outcomes add up to (1 + e^epsilon) * missing to delta.
     """
     epsilon = 0.0
     for _ in range(100):

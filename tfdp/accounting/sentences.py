@@ -1,6 +1,6 @@
 """Tables of sentences: each row has a name, the condition under which it applies, and its words.
 
-Conditions get the objects that a table is about. Words may have fields for `str.format`.
+A condition is called with the objects that the table is about. Words may have fields for `str.format`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -10,9 +10,10 @@ Table = Mapping[str, tuple[Callable[..., bool], str]]
 
 
 class Declared(str):
-    """An assumption that only the user can confirm; tfdp enforces the others, where it trains.
+    """An assumption that only the user can confirm; tfdp enforces the others where it trains.
 
-    `name` is the assumption in a few words.
+    Attributes:
+        name: The assumption in a few words.
     """
 
     name: str
@@ -31,25 +32,25 @@ def said(table: Table, *about: Any, **fields: Any) -> Iterator[tuple[str, str]]:
 
 
 def all_of(table: Table, *about: Any, **fields: Any) -> tuple[str, ...]:
-    """The sentences of all rows that apply."""
+    """Returns the sentences of all rows that apply."""
     return tuple(sentence for _, sentence in said(table, *about, **fields))
 
 
 def first_of(table: Table, *about: Any, **fields: Any) -> str:
-    """The sentence of the first row that applies; empty if none does."""
+    """Returns the sentence of the first row that applies; empty if none does."""
     return next((sentence for _, sentence in said(table, *about, **fields)), "")
 
 
 def always(*_: Any) -> bool:
-    """The condition of a row that always applies."""
+    """A condition that always holds."""
     return True
 
 
 def mechanism_is(kind: type) -> Callable[..., bool]:
-    """The condition that a run has a mechanism of this class."""
+    """Returns the condition that a run has a mechanism of this class."""
     return lambda run, *_: isinstance(run.mechanism, kind)
 
 
 def sampling_is(kind: type) -> Callable[..., bool]:
-    """The condition that the lots of a run were drawn by a scheme of this class."""
+    """Returns the condition that the lots of a run were drawn by a scheme of this class."""
     return lambda run, *_: isinstance(run.sampling, kind)

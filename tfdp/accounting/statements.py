@@ -1,7 +1,7 @@
 """The privacy statement: both guarantees in plain words, and what they do not cover.
 
-It has four formats: five lines, or the whole text, for a terminal (`text`), a table for a notebook, a
-JSON record (`to_dict`) and a section of a model card (`markdown`).
+It has four formats: text for a terminal, in five lines or in full (`text`); a table in a notebook; a
+JSON record (`to_dict`); and a section of a model card (`markdown`).
 """
 
 import dataclasses
@@ -29,18 +29,21 @@ _FIXED_SEARCH = Declared(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Statement:
-    """Statement about the privacy of trained weights: guarantees, assumptions and limits.
+    """The privacy of trained weights in plain words: guarantees, assumptions and limits.
+
+    `Statement.of` makes the statement of a planned training; `model.privacy.statement` returns the text
+    for a trained model. Print `text()`, or write `markdown()` into a model card.
 
     Attributes:
         verdict: The strength of the protection in words, or why there is none.
         executed: One sentence for each different run that was executed or planned.
-        released: The released values that the guarantees are about.
+        released: The released values that the guarantees cover.
         neighbours: The neighbouring relation of the proven guarantee, in words.
         claimed, proven: The two guarantees.
         meaning: Sentences that explain the numbers, by topic: one of `meaning.MEANING`, or
             "search".
-        assumptions: The assumptions of the proven guarantee.
-        not_covered: What the guarantees do not cover.
+        assumptions: The assumptions of the proven guarantee, in sentences.
+        not_covered: What the guarantees do not cover, in sentences.
         planned: Whether the runs were only described, and not counted by a ledger during training.
 
     Example:
@@ -78,10 +81,11 @@ class Statement:
         """Makes the statement of one run, or of several on the same data.
 
         Args:
-            runs_or_run: A plan, such as the result of `describe`, or the runs that a ledger
-                counted.
-            delta: Probability in (0, 1).
-            adjacency: Neighbouring relation of the proven guarantee.
+            runs_or_run: A planned run, such as the result of `describe`, or the runs that a ledger
+                counted (`Ledger.runs`).
+            delta: Probability in (0, 1), well below 1/N.
+            adjacency: Neighbouring relation of the proven guarantee: "zero_out", "replace_one" or
+                "add_or_remove_one".
             planned: Whether the runs are plans that tfdp has not executed.
         """
         runs = check_runs(runs_or_run)
@@ -98,14 +102,18 @@ class Statement:
         *,
         random_trials: float | None = None,
     ) -> "Statement":
-        """Makes the statement of a search: of all trials, or of the best of a random number of them.
+        """Makes the statement of a hyperparameter search: of several trainings on one data set.
 
         Args:
-            trials: The ledger of each training on the same data.
-            delta: Probability in (0, 1).
-            adjacency: Neighbouring relation of the proven guarantee.
-            random_trials: The mean passed to `draw_trials` before the search, if only the best
-                trial is released. With None, the statement is about all trials together.
+            trials: The ledger of each training (`model.privacy.ledger`).
+            delta: Probability in (0, 1), well below 1/N.
+            adjacency: Neighbouring relation of the proven guarantee: "zero_out", "replace_one" or
+                "add_or_remove_one".
+            random_trials: The mean that was passed to `draw_trials` before the search, if only the
+                best trial is released. None for a statement about all trials together.
+
+        Raises:
+            ValueError: If there are no trials, or an argument is invalid.
 
         Example:
             >>> from tfdp.accounting import Ledger, Statement, describe
@@ -120,7 +128,7 @@ class Statement:
             1.37 2.40
         """
         if not trials:
-            raise ValueError("Expected the ledger of each trial. Received none.")
+            raise ValueError("There are no trials. Pass the ledger of each training of the search.")
         if random_trials is not None:
             return _of_the_best(trials, delta, adjacency, random_trials)
         together = Ledger()
@@ -157,7 +165,7 @@ class Statement:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns a JSON-safe form: the attributes, with tuples and `meaning` as lists."""
+        """Returns all attributes in JSON-safe form; tuples and `meaning` become lists."""
         parts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         parts |= {"claimed": self.claimed.to_dict(), "proven": self.proven.to_dict()}
         parts["meaning"] = [*self.meaning.values()]
@@ -188,8 +196,8 @@ class Statement:
         """Returns the statement as text for a terminal.
 
         Args:
-            full: True for all assumptions, explanations and limits; False for five lines.
-            more: The instruction, shown to the reader, for getting the full text.
+            full: Whether to list all assumptions, explanations and limits, instead of five lines.
+            more: What the reader has to pass for the full text, shown after the five lines.
         """
         lines = [f"{name + ':':9} {words}" for name, words in self.rows()]
         if not full:
@@ -246,7 +254,7 @@ class Statement:
 
 
 def figure(guarantee: Guarantee) -> str:
-    """A guarantee in a few words."""
+    """Returns a guarantee in a few words."""
     epsilon = f"{'' if guarantee.vacuous else 'epsilon '}{format_epsilon(guarantee.epsilon)}"
     return f"{epsilon} at delta {guarantee.delta:g} ({guarantee.adjacency})"
 
@@ -278,7 +286,7 @@ class StatementText(str):
 
     @classmethod
     def of(cls, statement: Statement, full: bool = False) -> "StatementText":
-        """The text of a statement, `full` or in five lines."""
+        """Returns the text of a statement, in full or in five lines."""
         text = cls(statement.text(full))
         text.html = f"<pre>{html.escape(text)}</pre>" if full else statement._repr_html_()
         return text

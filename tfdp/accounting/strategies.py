@@ -6,8 +6,9 @@ With C = sum_j c_j S^j (S is the shift by one step) the noise of step t is
     y_t = (z_t - sum_{j >= 1} c_j y_{t-j}) / c_0,
 
 so a strategy with few bands needs only the last bands - 1 values of y. Releasing G + C^-1 z is as
-private as releasing C G + z, which gives the sensitivity. The noise on the sum of the first t releases
-(to which the weights are exposed) is row t of B z, where B = A C^-1 and A is the matrix of prefix sums.
+private as releasing C G + z, which gives the sensitivity. The weights follow the sums of all releases
+so far. The noise on the sum of the first t of them is row t of B z, where B = A C^-1 and A is the
+matrix of prefix sums.
 
 * identity: c = (1). This is DP-SGD.
 * prefix_sum: c = (1, 1, ...). This is fresh noise around exact sums, as in SI-DPSGD.
@@ -29,12 +30,16 @@ OBJECTIVES = ("mean", "max")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """A Toeplitz strategy, described by public numbers.
+    """How the noise of different steps is correlated: a Toeplitz matrix C, given by its first column.
+
+    Correlated noise partly cancels in the sum over the steps, and so in the weights. `strategy` makes
+    a strategy for a training; `MatrixDPSGDOptimizer` trains with it.
 
     Attributes:
-        name: One of `STRATEGIES`.
+        name: "identity" (independent noise, as in DP-SGD), "prefix_sum", "sqrt_toeplitz" or
+            "banded_toeplitz".
         bands: Number of coefficients after which all are 0; None if there is no such limit.
-        coefficients: First column of C, for banded_toeplitz only (see `optimized`).
+        coefficients: The first column of C, for banded_toeplitz only; `strategy` computes it.
 
     Example:
         >>> from tfdp.accounting import Strategy
@@ -51,7 +56,8 @@ class Strategy:
         if (self.coefficients is not None) != (self.name == "banded_toeplitz"):
             raise ValueError(
                 "Expected coefficients with banded_toeplitz, and with no other strategy. Received "
-                f"{self.name!r} with {self.coefficients!r}. See tfdp.accounting.strategies.strategy."
+                f"{self.name!r} with {self.coefficients!r}. Use tfdp.accounting.strategy, which "
+                "computes them."
             )
         bands = whole("bands", self.bands, 1, optional=True)
         if self.name == "identity":
@@ -65,14 +71,14 @@ class Strategy:
             if bands not in (None, len(c)):
                 raise ValueError(
                     f"Expected bands to be the number of coefficients ({len(c)}). Received {bands}. "
-                    "Leave it out."
+                    "Remove it."
                 )
             settle(self, coefficients=c)
             bands = len(c)
         settle(self, bands=bands)
 
     def first(self, steps: int) -> np.ndarray:
-        """The first column of C: its `min(bands, steps)` coefficients from the diagonal downwards."""
+        """Returns the first column of C, from the diagonal down: `min(bands, steps)` coefficients."""
         length = steps if self.bands is None else min(self.bands, steps)
         if self.name == "prefix_sum":
             return np.ones(length)
@@ -82,14 +88,22 @@ class Strategy:
 
 
 def strategy(name: str, steps: int, bands: int | None = None, objective: str = "mean") -> Strategy:
-    """Makes a strategy for a training of `steps` steps.
+    """Makes the strategy that correlates the noise of a training's steps.
+
+    Pass it to `MatrixDPSGDOptimizer`, or to `describe("matrix", strategy=...)`.
 
     Args:
-        name: One of `STRATEGIES`.
+        name: "identity" (independent noise, as in DP-SGD), "prefix_sum" (the noise of SI-DPSGD),
+            "sqrt_toeplitz" (the square root of prefix sums) or "banded_toeplitz" (optimized
+            numerically).
         steps: Planned number of steps, for which banded_toeplitz is optimized.
-        bands: Number of coefficients; required for banded_toeplitz. It should be at most the number
-            of steps between two participations of a record.
-        objective: "mean" or "max" error that banded_toeplitz minimizes (see `losses`).
+        bands: Number of coefficients; required for banded_toeplitz, and None for no limit with the
+            others. It should be at most the number of steps between two lots with the same record.
+        objective: The noise on the weights that banded_toeplitz minimizes: "mean", the root mean
+            square over the steps, or "max", the largest.
+
+    Returns:
+        A `Strategy`.
 
     Raises:
         ValueError: If an argument is unknown, missing or out of range.
@@ -106,20 +120,20 @@ def strategy(name: str, steps: int, bands: int | None = None, objective: str = "
 
 
 def sqrt_coefficients(number: int) -> np.ndarray:
-    """First coefficients of the square root of the prefix-sum matrix: 1, 1/2, 3/8, 5/16, ..."""
+    """Returns coefficients of the square root of the prefix-sum matrix: 1, 1/2, 3/8, 5/16, ..."""
     j = np.arange(1, number)
     return np.concatenate([[1.0], np.cumprod((2 * j - 1) / (2 * j))])[:number]
 
 
 def inverse(coefficients: np.ndarray, steps: int) -> np.ndarray:
-    """First column of C^-1, shape (steps,)."""
+    """Returns the first column of C^-1, shape (steps,)."""
     impulse = np.zeros(steps)
     impulse[0] = 1.0
     return _filtered(coefficients, impulse)
 
 
 def losses(coefficients: np.ndarray, steps: int) -> tuple[float, float]:
-    """Root mean square and largest standard deviation of the noise on the prefix sums, for N(0, I) z.
+    """Returns the noise on the prefix sums for N(0, I) z: root mean square and largest over the steps.
 
     Multiplied by the sensitivity of the strategy, they are the noise on the prefix sums at mu = 1.
     """
@@ -128,7 +142,7 @@ def losses(coefficients: np.ndarray, steps: int) -> tuple[float, float]:
 
 
 def optimized(steps: int, bands: int | None, objective: str = "mean") -> np.ndarray:
-    """Coefficients (c_0 = 1) that minimize ||c|| times the mean or the largest prefix noise.
+    """Computes coefficients (c_0 = 1) that minimize ||c|| times the mean or the largest prefix noise.
 
     With no more bands than steps between two participations, the sensitivity for k of them is
     sqrt(k) ||c||, so their number does not matter. L-BFGS starts from `sqrt_coefficients`.

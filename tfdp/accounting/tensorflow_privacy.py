@@ -44,22 +44,28 @@ def compute_dp_sgd_privacy_statement(
     used_microbatching: bool = True,
     max_examples_per_user: int | None = None,
 ) -> str:
-    """Privacy statement of DP-SGD from TensorFlow Privacy's arguments, for each way of drawing lots.
+    """Returns a privacy statement of DP-SGD, with the arguments of TensorFlow Privacy's function.
 
-    A table of the proven epsilon for Poisson lots, for epochs and for an unknown order, and of the
-    epsilon claimed by the formula of 2020, followed by the full statement for Poisson lots.
+    Use it to account for a training with another library. For a model that tfdp trained, print
+    `model.privacy.statement(delta)`, which knows how lots were drawn. The arguments here do not say
+    that, so the text begins with a table: the proven epsilon for Poisson lots, for epochs and for an
+    unknown order, and the epsilon claimed by the formula of 2020. The full statement for Poisson lots
+    follows.
 
     Args:
         number_of_examples: Public number of examples.
         batch_size: Nominal number of examples in a lot.
-        num_epochs: Passes over the data, above 0; numbers of steps are rounded up.
-        noise_multiplier: Standard deviation of the noise over the clip norm; 0 for no noise.
-        delta: Probability in (0, 1).
+        num_epochs: Number of passes over the data, above 0. The number of steps is rounded up.
+        noise_multiplier: Standard deviation of the noise divided by the clip norm; 0 for no noise.
+        delta: Probability in (0, 1), well below 1/N.
         used_microbatching: Whether several examples were clipped together. The default is
-            TensorFlow Privacy's; a tfdp optimizer without `num_microbatches` clips every example by
-            itself.
-        max_examples_per_user: Largest number of examples of one user, for whom the table is
-            repeated.
+            TensorFlow Privacy's. A tfdp optimizer without `num_microbatches` clips every example
+            separately, so pass False for it.
+        max_examples_per_user: Largest number of examples of one user. The table is then repeated for
+            all examples of a user together. None for single examples only.
+
+    Returns:
+        The text.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -101,17 +107,20 @@ def compute_dp_sgd_privacy_statement(
 def compute_dp_sgd_privacy(
     n: int, batch_size: int, noise_multiplier: float, epochs: float, delta: float
 ) -> tuple[float, float | None]:
-    """(epsilon, Rényi order) of DP-SGD with Poisson lots of single examples, as in TensorFlow Privacy.
+    """Computes the proven epsilon of DP-SGD, with the arguments of TensorFlow Privacy's old function.
 
-    `compute_dp_sgd_privacy_statement` says what is proven for other lots. The order is None where
-    another bound is smaller.
+    It holds only for Poisson lots and single examples, which few input pipelines draw.
+    `compute_dp_sgd_privacy_statement` reports the epsilon for other lots, too.
 
     Args:
         n: Number of training examples.
         batch_size: Nominal lot size.
-        noise_multiplier: Noise multiplier, above 0.
+        noise_multiplier: Standard deviation of the noise divided by the clip norm, above 0.
         epochs: Number of passes over the data, above 0 and possibly fractional.
-        delta: Probability in (0, 1).
+        delta: Probability in (0, 1), well below 1/N.
+
+    Returns:
+        (epsilon, Rényi order). The order is None if a bound other than Rényi's is the smallest.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -129,7 +138,7 @@ def compute_dp_sgd_privacy(
 
 
 def _runs(examples, batch_size, epochs, noise_multiplier, delta, microbatch_size) -> dict[str, Run]:
-    """The run for each way of drawing lots, with errors that name the public arguments."""
+    """Returns the run for each way of drawing lots; errors name the public arguments."""
     whole("number_of_examples", examples, 1)
     whole("batch_size", batch_size, 1, examples)
     positive("num_epochs", epochs)

@@ -122,7 +122,7 @@ EXECUTED: Table = {
 
 
 def executed(runs: Iterable[Run]) -> tuple[str, ...]:
-    """The sentences about executed runs; equal ones appear once, with their number."""
+    """Returns the sentences about executed runs; equal ones appear once, with their number."""
     counts = collections.Counter(map(_executed, runs))
     return tuple(f"{n} times: {each}" if n > 1 else each for each, n in counts.items())
 

@@ -1,8 +1,8 @@
-"""Audits: attacks that can refute a stated epsilon that is too small, but not a true one.
+"""Audits: attacks on a training that can show that a stated epsilon is too small.
 
-An audit trains with canaries, examples that a coin flip includes or leaves out, and guesses from the
-release which were included. The better the guesses, the larger the epsilon of the training must
-be. `docs/audit.md` explains what an audit can and cannot show.
+An audit trains with canaries, examples that a coin flip includes or leaves out. Then it guesses from
+the released weights which of them were included. The better the guesses, the larger the epsilon of the
+training must be. An audit can refute a stated epsilon, but it cannot prove one: `docs/audit.md`.
 
     python -m tfdp.auditing --mechanism=dpsgd --epsilon=2
     python -m tfdp.auditing --flagfile=flags/audit/si_dpsgd_claimed.cfg

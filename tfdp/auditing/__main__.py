@@ -59,7 +59,7 @@ command.define(sweeps=False)
 
 
 def _task(arguments: list[str]) -> str:
-    """The task, "audit" or "membership". Raises ValueError for a flag that it does not use."""
+    """Returns "audit" or "membership"; raises ValueError for a flag that this task does not use."""
     task = arguments[1] if arguments[1:] else "audit"
     if arguments[2:] or task not in _UNUSED:
         meant = did_you_mean(task, _UNUSED)
@@ -68,7 +68,7 @@ def _task(arguments: list[str]) -> str:
         )
     for name in typed(OPTIONS):
         if OPTIONS[name].group == _UNUSED[task]:
-            raise ValueError(f"--{name} has no effect with the task {task}. Leave it out.")
+            raise ValueError(f"--{name} has no effect with the task {task}. Remove it.")
     return task
 
 

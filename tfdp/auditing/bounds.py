@@ -22,13 +22,15 @@ _MOST = 40.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LowerBound:
-    """A lower bound on epsilon, with the counts that it was computed from.
+    """A lower bound on epsilon from an attack, with the counts behind it.
+
+    `one_run` and `many_runs` return it.
 
     Attributes:
         epsilon: The bound; 0 if the attack shows nothing.
-        delta: Probability in (0, 1).
-        confidence: Probability in (0, 1) that a true epsilon is not refuted.
-        ceiling: The bound that an attack without errors would have given.
+        delta: The delta of this epsilon, in (0, 1).
+        confidence: Least probability that a true epsilon is not refuted, in (0, 1).
+        ceiling: The bound that the same number of guesses or runs would show without any error.
         counts: Numbers of guesses or of runs, by name.
 
     Example:
@@ -48,20 +50,25 @@ class LowerBound:
 def one_run(
     correct: int, guesses: int, canaries: int, *, delta: float, confidence: float = 0.95
 ) -> LowerBound:
-    """A lower bound from one run with many canaries, or from several such runs taken together.
+    """Computes a lower bound on epsilon from guesses about many canaries in one training.
 
-    It requires that each canary was included with probability 1/2, independently of all others, and
-    that the number of guesses was fixed beforehand. It assumes nothing about the training.
+    The guesses may also come from several such trainings taken together; `many_runs` is for many
+    trainings with one canary. Each canary must have been included with probability 1/2, independently
+    of all others, and the number of guesses must have been fixed beforehand. Nothing is assumed about
+    the training.
 
     Args:
         correct: Number of guesses ("was included", "was not") that were right.
         guesses: Number of guesses.
-        canaries: Number of canaries, at least `guesses`.
+        canaries: Number of canaries, at least `guesses`. There may be no guess about some of them.
         delta: The delta of the epsilon, in (0, 1).
-        confidence: In (0, 1).
+        confidence: Confidence of the bound, in (0, 1).
+
+    Returns:
+        A `LowerBound`.
 
     Raises:
-        ValueError: If an argument is not in its range.
+        ValueError: If an argument is out of range.
 
     Example:
         >>> from tfdp.auditing import one_run
@@ -88,7 +95,7 @@ def one_run(
 
 
 def _p_value(correct, guesses, canaries, epsilon, delta) -> float:
-    """Probability of at least `correct` right guesses under (epsilon, delta)-DP, from above.
+    """Upper bound on the probability of at least `correct` right guesses under (epsilon, delta)-DP.
 
     Under pure DP, each guess is right with probability at most q = e^epsilon / (1 + e^epsilon), for all
     outcomes of the others, so their number is at most binomial; the second term bounds the effect of
@@ -102,7 +109,7 @@ def _p_value(correct, guesses, canaries, epsilon, delta) -> float:
 
 
 def usual_guesses(canaries: int) -> int:
-    """Default number of guesses: a smaller share of more canaries.
+    """Returns the default number of guesses: a half to a tenth of the canaries.
 
     Abstaining from middle scores makes the other guesses more accurate. The fractions were chosen by
     simulating SI-DPSGD's last weights; they are fixed so that nobody chooses them after seeing scores.
@@ -120,23 +127,27 @@ def many_runs(
     delta: float,
     confidence: float = 0.95,
 ) -> LowerBound:
-    """A lower bound from independent runs with and without one record, such as a nightly test's.
+    """Computes a lower bound on epsilon from many trainings with one record and many without it.
 
-    Both rates are bounded by Clopper-Pearson intervals (1934), each with half of the error. The runs
-    with the record have to be independent and identically distributed, and so do the others; the
-    threshold of the attack has to be fixed beforehand.
+    Use it if trainings are cheap or accumulate, as in a nightly test; `one_run` needs one training
+    only. Both rates are bounded by Clopper-Pearson intervals (1934), each with half of the error. The
+    trainings with the record have to be independent and identically distributed, and so do the others.
+    The threshold of the attack has to be fixed beforehand.
 
     Args:
-        true_positives: Number of the `included` runs with the record in which the attack said so.
-        included: Number of runs with the record.
-        false_positives: Number of the `absent` runs without it in which the attack said it was
-            there.
-        absent: Number of runs without the record.
+        true_positives: Number of trainings with the record that the attack recognized as such.
+        included: Number of trainings with the record.
+        false_positives: Number of trainings without the record that the attack took for trainings
+            with it.
+        absent: Number of trainings without the record.
         delta: The delta of the epsilon, in (0, 1).
-        confidence: In (0, 1).
+        confidence: Confidence of the bound, in (0, 1).
+
+    Returns:
+        A `LowerBound`.
 
     Raises:
-        ValueError: If an argument is not in its range.
+        ValueError: If an argument is out of range.
 
     Example:
         >>> from tfdp.auditing import many_runs
@@ -165,7 +176,7 @@ def many_runs(
 
 
 def _largest_refuted(refutes) -> float:
-    """The largest epsilon that a test refutes, rounded down; 0 if it refutes none."""
+    """Returns the largest epsilon that a test refutes, rounded down; 0 if it refutes none."""
     if not refutes(0.0):
         return 0.0
     if refutes(_MOST):

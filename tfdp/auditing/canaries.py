@@ -18,12 +18,12 @@ _WEIGHTS = "canary_weights"
 
 
 def seed_of(purpose: bytes, seed: int, run: int) -> list[int]:
-    """The seed of one training's coins, independent of other draws from the same user seed."""
+    """Returns the seed of one training's coins, independent of other draws from the same user seed."""
     return [int.from_bytes(purpose), seed, run]
 
 
 def toss(count: int, seed, included=None) -> np.ndarray:
-    """Fair coin flips, bool [count]; or `included`, if the outcomes are given."""
+    """Returns fair coin flips, bool [count]; or `included`, if the outcomes are given."""
     if included is None:
         return np.random.default_rng(seed).random(count) < 0.5
     included = np.asarray(included, bool)
@@ -35,18 +35,21 @@ def toss(count: int, seed, included=None) -> np.ndarray:
 
 
 class DiracCanaries:
-    """Canaries whose gradient is a single reserved weight: the strongest that clipping allows.
+    """Artificial canaries for `audit`, each with its own weight: the strongest that clipping allows.
 
-    The audited model gets another input, which tells which canary a row is, and an embedding with one
-    weight for each canary. The gradient of an included canary is a multiple of the unit vector of its
-    weight, clipped to the clip norm; no other example has a gradient there. The rest of the model
-    trains as usual, and every mechanism treats the reserved weights like all others. Canaries are
-    silent only where the loss has no gradient at their rows, such as a satisfied hinge loss or a
-    saturated loss. Further weights stay blank: they show only the noise.
+    Canaries are examples that an audit includes or leaves out by coin flips; `ExampleCanaries` are real
+    examples. These need another input of the audited model, the number of the canary in each row, and
+    an embedding with one reserved weight for each canary. The gradient of an included canary points
+    along its own weight, with the clip norm as its length. No other example has a gradient there.
+
+    The rest of the model trains as usual, and every mechanism treats the reserved weights like all
+    others. A canary has no effect where the loss has no gradient at its row, such as a satisfied hinge
+    loss or a saturated loss. Further reserved weights, the blanks, belong to no canary and show only
+    the noise.
 
     Args:
         count: Number of canaries, at least 1. About half of them are included.
-        blanks: Number of weights that no example ever changes.
+        blanks: Number of blank weights, which no example ever changes; at least 0.
 
     Example:
         >>> import numpy as np
@@ -62,20 +65,22 @@ class DiracCanaries:
         self.blanks = whole("blanks", blanks, 0)
 
     def world(self, seed: int, included=None) -> "DiracWorld":
-        """Draws the included canaries from a seed; or `included` sets them, bool [count].
+        """Flips the coins of one training.
 
-        Anyone who knows the seed knows the coins, so do not release it.
+        Args:
+            seed: Seed of the coin flips. Anyone who knows it knows the coins, so do not release it.
+            included: Bool [count], the outcomes; None draws them from the seed.
         """
         return DiracWorld(toss(self.count, seed, included), self.blanks)
 
 
 class DiracWorld:
-    """One draw of `DiracCanaries`.
+    """The canaries of one training, after the coins of `DiracCanaries` were flipped.
 
     Attributes:
         included: Bool [canaries].
-        callbacks: Keras callbacks to pass to `fit`, so that the released weights of every step are
-            observed; without them, only those of the last step are.
+        callbacks: Keras callbacks to pass to `fit`, so that the attacker sees the weights after every
+            step. Without them, the attacker sees only the final weights.
     """
 
     def __init__(self, included: np.ndarray, blanks: int):
@@ -89,12 +94,12 @@ class DiracWorld:
         Args:
             base: A built Keras model.
 
+        Returns:
+            A functional model with one more input than `base`: the number of the canary in each row,
+            int32 [rows, 1]. It is the last input, or "canary" if inputs have names.
+
         Raises:
             ValueError: If the inputs of the model are unknown, or it is already private.
-
-        Returns:
-            A functional model with the inputs of `base` and, as the last input (or as "canary", if
-            inputs have names), the number of the canary of each row, int32 [rows, 1].
         """
         if isinstance(base, PrivateTraining):
             raise ValueError(
@@ -131,10 +136,16 @@ class DiracWorld:
         return keras.Model(_with(inputs, number), outputs, name=f"{base.name}_with_canaries")
 
     def data(self, x, y, sample_weight=None):
-        """Returns (x, y) or (x, y, sample_weight) with the canaries first; weights default to 1.
+        """Returns the data of the training, (x, y) or (x, y, sample_weight), with the canaries first.
 
-        Schemes that drop the end of the data keep the canaries. They have features and labels of the
-        first examples, without effect: their number, the last part of x, determines the gradient.
+        They come first because some sampling schemes drop the end of the data. Their features and
+        labels are copies of the first examples, without effect: the number of the canary, the last
+        part of x, determines the gradient.
+
+        Args:
+            x: Features of the ordinary examples: an array, or a structure of arrays [examples, ...].
+            y: Their labels.
+            sample_weight: Their sample weights, or None. The canaries get weight 1.
         """
         x, y = _as_array(x), _as_array(y)
         count = len(self.included)
@@ -156,14 +167,20 @@ class DiracWorld:
         return _with(x, numbers), y, keras.tree.map_structure(weighted, sample_weight)
 
     def inputs(self, x):
-        """Returns examples `x`, none of them canaries, as inputs of the model from `self.model`."""
+        """Returns ordinary examples `x` as inputs of the model from `self.model`."""
         rows = len(keras.tree.flatten(x)[0])
         return _with(x, np.full((rows, 1), len(self.included), "int32"))
 
     def attack(self, model, observe: str) -> Scores:
-        """The attacker's scores of the canaries for a trained model from `self.model`.
+        """Returns the attacker's scores of the canaries.
 
-        `observe` is "every" release or the "last" one. Raises ValueError for another model.
+        Args:
+            model: The trained model, from `self.model`.
+            observe: The weights that the attacker sees: "every", after each step, or "last", at the
+                end.
+
+        Raises:
+            ValueError: If the model has no reserved weights.
         """
         if _WEIGHTS not in [layer.name for layer in model.layers]:
             raise ValueError(
@@ -182,16 +199,16 @@ class DiracWorld:
         return len(self.callbacks[0].seen)
 
     def seen(self, observe: str) -> str:
-        """Description of what `attack` sees."""
+        """Returns a description of what `attack` sees."""
         if observe == "last" or self.steps_seen < 2:
             return "the weights at the end"
         return f"{self.steps_seen:,} released weights along the training"
 
     def observed(self, model) -> np.ndarray:
-        """The released values of canaries and blanks: float64 [releases, canaries + blanks].
+        """Returns the released values of canaries and blanks: float64 [releases, canaries + blanks].
 
-        The last row has the current weights of the trained `model`; the rows before have those that
-        the callback saw after every step.
+        The last row is the current weights of the trained `model`. The rows before are the weights
+        that the callback saw after each step.
         """
         seen, last = [*self.callbacks[0].seen], _reserved_weights(model)
         if not seen or not np.array_equal(seen[-1], last):
@@ -208,7 +225,7 @@ def _as_array(values):
 
 
 def _with(inputs, last):
-    """Adds an input to a structure of inputs."""
+    """Returns a structure of inputs with one more input."""
     if isinstance(inputs, dict):
         return {**inputs, "canary": last}
     return (*inputs, last) if isinstance(inputs, (list, tuple)) else (inputs, last)

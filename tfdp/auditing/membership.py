@@ -1,12 +1,12 @@
 """Membership inference on released models, by an attacker who sees only the last model.
 
-Two attacks on examples that a coin flip includes or leaves out:
+A coin flip includes each example in the training data or leaves it out. Two attacks guess which:
 
 * the loss threshold (Yeom et al. 2018): examples with a small loss were included;
-* the likelihood ratio LiRA (Carlini et al. 2022): shadow models, trained with new coin flips,
-  show the confidence in an example with and without it in the training data.
+* the likelihood ratio LiRA (Carlini et al. 2022): shadow models, trained with new coin flips, show
+  how confident a model is about an example with it and without it in the training data.
 
-An audit with Dirac canaries is far stronger. Use this one to learn what a realistic attacker can
+An audit with Dirac canaries is far stronger. Use these attacks to learn what a realistic attacker can
 infer about real examples.
 """
 
@@ -23,22 +23,24 @@ from tfdp.auditing.canaries import seed_of, toss
 from tfdp.auditing.running import trained
 from tfdp.auditing.scores import Scores
 
-# The least standard deviation of confidences: with few shadow models, some would seem to be constant.
+# The least standard deviation of confidences, which may seem to be constant in few shadow models.
 _LEAST_SPREAD = 1e-3
 # False positive rates of the report.
 _RATES = (0.001, 0.01, 0.1)
 
 
 class ExampleCanaries:
-    """A user's own examples, each included or left out by a coin flip.
+    """Your own examples as canaries for `audit` and `membership_inference`.
 
-    An absent example keeps its place with weight zero, so worlds are zero_out neighbours.
+    A coin flip includes each example in a training or leaves it out. An absent example keeps its place
+    with sample weight 0, so two draws of the coins are zero_out neighbours. `DiracCanaries` are
+    stronger, but artificial.
 
     Args:
-        x: Array, or structure of arrays [examples, ...].
-        y: Array of integer labels [examples], or [examples, 1].
+        x: Features of the examples: an array, or a structure of arrays [examples, ...].
+        y: Integer labels, an array [examples] or [examples, 1].
         rows: Int array [examples]: the indices of these examples in the data that is passed to
-            `ExampleWorld.data`, which removes them there; None if that data does not contain them.
+            `ExampleWorld.data`, which removes them there. None if that data does not contain them.
 
     Raises:
         ValueError: If the lengths differ, or two examples have the same row.
@@ -73,13 +75,18 @@ class ExampleCanaries:
             )
 
     def world(self, seed, included=None) -> "ExampleWorld":
-        """Draws the included examples; arguments as in `DiracCanaries.world`."""
+        """Flips the coins of one training; the arguments are those of `DiracCanaries.world`."""
         return ExampleWorld(self, toss(self.count, seed, included))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ExampleWorld:
-    """One draw of `ExampleCanaries`; `included` is bool [canaries]."""
+    """The canaries of one training, after the coins of `ExampleCanaries` were flipped.
+
+    Attributes:
+        canaries: The examples.
+        included: Bool [canaries].
+    """
 
     canaries: ExampleCanaries
     included: np.ndarray
@@ -95,18 +102,23 @@ class ExampleWorld:
         return x
 
     def attack(self, model, observe: str) -> Scores:
-        """The last model's confidence in each example as its score; see `DiracWorld.attack`."""
+        """Returns the final model's confidence in each example; see `DiracWorld.attack`."""
         return Scores(log_odds(model, self.canaries.x, self.canaries.y), self.included)
 
     def seen(self, observe: str) -> str:
-        """Description of what `attack` sees."""
+        """Returns a description of what `attack` sees."""
         return "the confidence of the model at the end"
 
     def data(self, x=None, y=None):
-        """Returns (x, y, sample_weight) of a training: the canaries, then other examples.
+        """Returns (x, y, sample_weight) of the training: the canaries, then other examples.
 
-        Other examples x, y (None for none) are always included, except those at the canaries' own
-        `rows`. Raises ValueError if the canaries are not at their rows of `x`.
+        Args:
+            x: Features of other examples, which are always included; None for none. Those at the
+                canaries' own `rows` are removed.
+            y: Their labels.
+
+        Raises:
+            ValueError: If the canaries are not at their `rows` of `x`.
         """
         own, weight = self.canaries, self.included.astype("float32")
         if x is None:
@@ -127,10 +139,16 @@ class ExampleWorld:
 
 
 def log_odds(model, x, y) -> np.ndarray:
-    """The model's confidence in integer labels, log(p / (1 - p)): float64 [examples].
+    """Returns a classifier's confidence in integer labels, log(p / (1 - p)): float64 [examples].
 
-    The model is a classifier with outputs [examples, classes]: logits, or probabilities that sum to 1;
-    or [examples, 1], the logit or the probability of label 1. Raises ValueError for other labels.
+    Args:
+        model: A model with outputs [examples, classes], logits or probabilities that sum to 1; or
+            [examples, 1], the logit or the probability of label 1.
+        x: Features of the examples.
+        y: Integer labels [examples].
+
+    Raises:
+        ValueError: If the outputs or the labels have another form.
     """
     outputs = np.asarray(model.predict(x, verbose=0, batch_size=500), float)
     if outputs.ndim == 2 and outputs.shape[1] == 1:
@@ -152,12 +170,14 @@ def log_odds(model, x, y) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Membership:
-    """The results of black-box attacks.
+    """The result of `membership_inference`: how well attacks on released models recognize examples.
+
+    Print it for a table of true positive rates, beside the rates that the proven guarantee allows.
 
     Attributes:
         attacks: Scores of all examples in all models, by the name of the attack: "loss" and "lira".
         guarantee: The proven guarantee of each training; None if the models are not private.
-        models: Number of models.
+        models: Number of attacked models.
 
     Example:
         >>> import numpy as np
@@ -215,7 +235,7 @@ class Membership:
         return "\n".join([*lines, f"Area under the ROC: {areas}. Weak attacks prove nothing."])
 
     def to_dict(self) -> dict:
-        """A JSON-safe dictionary."""
+        """Returns the result as a JSON-safe dictionary."""
         return {
             "models": self.models,
             "examples": self.examples,
@@ -234,20 +254,26 @@ def membership_inference(
     confidence: Callable = log_odds,
     seed: int = 0,
 ) -> Membership:
-    """Trains models, attacks each with the others as shadow models, and pools the scores.
+    """Attacks your training as a realistic attacker would, who sees only the final model.
+
+    It trains several models, each with new coin flips, and attacks each of them with the others as
+    shadow models. Weak results prove nothing: `audit` with `DiracCanaries` is far stronger.
 
     Args:
-        train: A function of an `ExampleWorld` that trains on `world.data(...)` and returns the
-            model.
+        train: A function of an `ExampleWorld` that trains a new model on `world.data(...)` and
+            returns it.
         canaries: The examples, a few hundred or more.
         models: Number of models, at least 4; LiRA reaches its full strength with 16 or more.
         delta: The delta of the reported guarantee, in (0, 1).
-        confidence: A function (model, x, y) -> [examples]; larger if the model is surer of an
-            example.
+        confidence: A function (model, x, y) that returns a number for each example, larger if the
+            model is surer of its label. The default is for classifiers with integer labels.
         seed: Seed of the coin flips.
 
+    Returns:
+        A `Membership`.
+
     Raises:
-        ValueError: If an argument is not in its range, or the trainings state different epsilons.
+        ValueError: If an argument is out of range, or the trainings state different epsilons.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -277,9 +303,9 @@ def membership_inference(
             guarantee = guarantee or stated
             if not np.isclose(stated.epsilon, guarantee.epsilon):
                 raise ValueError(
-                    "Expected train to perform the same training in every world, as the scores of all "
-                    f"models are pooled. Found proven epsilons {guarantee.epsilon:g} and "
-                    f"{stated.epsilon:g}."
+                    f"The trainings differ: their proven epsilons are {guarantee.epsilon:g} and "
+                    f"{stated.epsilon:g}. Let train perform the same training in every world, because "
+                    "the scores of all models are pooled."
                 )
     known, included = np.stack(values), np.stack(coins)
     ratios = [_likelihood_ratio(known, included, number) for number in range(models)]

@@ -9,17 +9,18 @@ from tfdp.accounting.guarantee import format_epsilon
 from tfdp.auditing.membership import Membership
 from tfdp.auditing.running import Audit
 
-# Rates from fewer false positives are dotted: they are random, and may exceed the limit.
+# Rates from fewer false positives are dotted, because they vary by chance and may exceed the limit.
 _FEW = 10
 
 
 def draw(found: Audit | Membership, path: str | os.PathLike) -> None:
-    """Plots the ROC of each attack into a file, with the limit that each guarantee sets.
+    """Plots the success of attacks into a file, with the limit that each stated guarantee sets.
 
-    A stated epsilon is wrong if the attack is significantly above its curve.
+    The curves are true positive rates over false positive rates, on logarithmic axes. A stated epsilon
+    is wrong if an attack is significantly above its curve.
 
     Args:
-        found: An audit, or attacks on the released model.
+        found: The result of `audit` or of `membership_inference`.
         path: File name that ends in .png, .pdf or .svg.
 
     Raises:

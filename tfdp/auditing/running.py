@@ -2,9 +2,8 @@
 
 Formal guarantee: if a stated epsilon is true for zero_out neighbours, the bound of the audit exceeds it
 with probability at most 1 - confidence, over the coin flips of the canaries and the randomness of
-training. This relies only on the coins, and on no assumption about the training, so a bound that
-exceeds the stated epsilon refutes it. A bound that does not exceed it
-proves nothing.
+training. This relies only on the coins, and on no assumption about the training. So a bound that
+exceeds the stated epsilon refutes it, and a bound that does not exceed it proves nothing.
 """
 
 import dataclasses
@@ -23,15 +22,18 @@ from tfdp.auditing.scores import Scores
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Audit:
-    """The result of an audit.
+    """The result of `audit`: a lower bound on epsilon, and what it says about the stated epsilons.
+
+    Print it for the verdict on each stated epsilon.
 
     Attributes:
-        bound: The lower bound on epsilon, `one_run` of all runs.
-        scores: The scores of all canaries in all runs.
+        bound: The lower bound on epsilon, by `one_run`, from the guesses in all trainings.
+        scores: The scores of all canaries in all trainings.
         guarantees: The stated guarantees by kind ("claimed", "proven").
-        runs, seed: As in `audit`.
+        runs: Number of trainings.
+        seed: Seed of the coin flips.
         observed: Description of what the attacker saw.
-        records: Number of records of the audited training, including canaries; None if unknown.
+        records: Number of records of one training, including canaries; None if unknown.
 
     Example:
         >>> from tfdp.experiments import Experiment, audit_experiment
@@ -63,7 +65,7 @@ class Audit:
 
     @property
     def attacks(self) -> dict[str, Scores]:
-        """Scores by the name of the attack."""
+        """The scores, by the name of the attack."""
         return {"attack": self.scores}
 
     @property
@@ -73,11 +75,11 @@ class Audit:
         return self.verdict((refuted or [*self.guarantees])[-1]).partition(" (")[0]
 
     def refutes(self, kind: str) -> bool:
-        """Whether the bound exceeds the stated epsilon of a kind, "claimed" or "proven"."""
+        """Returns whether the bound exceeds the stated epsilon of a kind, "claimed" or "proven"."""
         return self.bound.epsilon > self.guarantees[kind].epsilon
 
     def verdict(self, kind: str) -> str:
-        """The finding about the guarantee of a kind, in one or two sentences."""
+        """Returns the verdict on the stated epsilon of a kind, in one or two sentences."""
         stated, bound = self.guarantees[kind].epsilon, self.bound
         start = f"The {kind} epsilon {format_epsilon(stated)}"
         least, most = rounded_down(bound.epsilon), rounded_down(bound.ceiling)
@@ -96,7 +98,7 @@ class Audit:
         )
 
     def to_dict(self) -> dict:
-        """A JSON-safe dictionary."""
+        """Returns the result as a JSON-safe dictionary."""
         return {
             "bound": dataclasses.asdict(self.bound),
             "stated": {kind: stated.to_dict() for kind, stated in self.guarantees.items()},
@@ -122,26 +124,34 @@ def audit(
     stated: Mapping[str, float] | None = None,
     seed: int = 0,
 ) -> Audit:
-    """Trains with canaries and returns a lower bound on epsilon, to compare with the stated one.
+    """Attacks your training and returns a lower bound on its epsilon, to compare with the stated one.
+
+    Use it to test an implementation: a bound above the stated epsilon refutes it, for example because
+    of a bug. A bound below it proves nothing.
 
     Args:
         train: A function of a world, such as a `DiracWorld`, that builds a model, extends it by
             `world.model`, trains it on `world.data(x, y)` with `world.callbacks`, and returns it.
         canaries: `DiracCanaries(200)`, the strongest; or `ExampleCanaries(x, y)`, whose attacker
-            sees only the confidence of the last model.
-        delta: The delta of every epsilon, in (0, 1).
-        runs: Number of trainings, each with new coin flips; their guesses are pooled.
-        guesses: Number of guesses in each run, fixed before seeing scores; None: `usual_guesses`.
-        confidence: Of the bound, in (0, 1).
-        observe: "every", the weights after every step, which proven guarantees cover; or "last",
-            only the final weights.
+            sees only the confidence of the final model.
+        delta: The delta of all epsilons, in (0, 1).
+        runs: Number of trainings, each with new coin flips. Their guesses are pooled.
+        guesses: Number of guesses in each training. Fix it before you see scores. None takes a half
+            of up to 50 canaries, a quarter of up to 200, and a tenth of more.
+        confidence: Confidence of the bound, in (0, 1).
+        observe: The weights that the attacker sees: "every", after each step, which proven
+            guarantees cover; or "last", only the final weights.
         adjacency: Neighbouring relation of the stated guarantees. Canaries are zero_out neighbours,
             so a guarantee for replace_one is harder to refute.
-        stated: Epsilons by kind, for models that state none; None uses the model's own.
+        stated: Epsilons by kind, such as {"claimed": 1.0}, for models that state none; None takes
+            both epsilons of the model.
         seed: Seed of the coin flips of the canaries.
 
+    Returns:
+        An `Audit`.
+
     Raises:
-        ValueError: If an argument is not in its range, or the model states nothing.
+        ValueError: If an argument is out of range, or neither the model nor `stated` has an epsilon.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -180,9 +190,9 @@ def audit(
             continue
         if not hasattr(model, "privacy"):
             raise ValueError(
-                f"Expected train to return a private model, or stated epsilons. Received a "
-                f"{type(model).__name__} that states none. Return the model that tfdp.make_private "
-                "made, or pass stated={'claimed': 1.0}."
+                f"The {type(model).__name__} that train returned is not private, so it states no "
+                "epsilon. Return the model that tfdp.make_private made, or pass, for example, "
+                "stated={'claimed': 1.0}."
             )
         run = model.privacy.current_run
         records = None if run is None else run.sampling.num_examples
@@ -209,7 +219,7 @@ def audit(
 
 
 def trained(train: Callable, world) -> keras.Model:
-    """The model from a user's `train` function. Raises ValueError if it returns none."""
+    """Returns the model that a user's `train` function trained; raises ValueError if there is none."""
     model = train(world)
     if not isinstance(model, keras.Model):
         raise ValueError(
@@ -220,7 +230,7 @@ def trained(train: Callable, world) -> keras.Model:
 
 
 def rounded_down(epsilon: float) -> str:
-    """Three digits, rounded down, so that a printed lower bound is never too large."""
+    """Returns three digits, rounded down, so that a printed lower bound is never too large."""
     text = f"{epsilon:.3g}"
     return text if float(text) <= epsilon else f"{epsilon * (1 - 5e-3):.3g}"
 

@@ -1,4 +1,4 @@
-"""Scores of canaries: the output of an attack, and how well it separates included from absent ones.
+"""Scores: the output of an attack, and how well they separate included canaries from absent ones.
 
 A score is a number for each canary, computed from the release alone. Larger scores mean "was included".
 """
@@ -16,11 +16,11 @@ _MOST_STRETCHES, _CANARIES_EACH = 48, 8
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Scores:
-    """Scores of the included and of the absent canaries of one run, or of several runs.
+    """An attacker's scores of canaries, with the truth: which canaries were included.
 
     Attributes:
-        values: float64 [canaries].
-        included: Bool [canaries].
+        values: The scores, float64 [canaries]. A larger one means that the canary rather was included.
+        included: The truth, bool [canaries].
 
     Example:
         >>> import numpy as np
@@ -46,7 +46,7 @@ class Scores:
 
     @classmethod
     def of(cls, parts) -> "Scores":
-        """The scores of several runs taken together."""
+        """Returns the scores of several trainings taken together."""
         parts = list(parts)
         return cls(
             np.concatenate([part.values for part in parts]),
@@ -54,16 +54,20 @@ class Scores:
         )
 
     def guesses(self, number: int) -> int:
-        """Number of right guesses among `number`: the largest half "included", the smallest "absent".
+        """Returns how many of a number of guesses are right.
 
-        Ties are broken by the order of the canaries, which is independent of the coins.
+        Half of the guesses say "included", for the largest scores, and half say "absent", for the
+        smallest. Ties are broken by the order of the canaries, which is independent of the coins.
+
+        Args:
+            number: Number of guesses.
         """
         order = np.argsort(self.values, kind="stable")
         low, high = order[: number // 2], order[len(order) - (number - number // 2) :]
         return int(np.sum(~self.included[low]) + np.sum(self.included[high]))
 
     def roc(self) -> tuple[np.ndarray, np.ndarray]:
-        """False and true positive rates of all thresholds, float64, from (0, 0) to (1, 1)."""
+        """Returns false and true positive rates of all thresholds, float64, from (0, 0) to (1, 1)."""
         thresholds = np.unique(self.values)[::-1]
         ins = np.sort(self.values[self.included])
         outs = np.sort(self.values[~self.included])
@@ -72,26 +76,30 @@ class Scores:
         return np.concatenate([[0.0], fpr]), np.concatenate([[0.0], tpr])
 
     def tpr_at(self, fpr: float) -> float:
-        """The largest true positive rate of a threshold whose false positive rate is at most `fpr`."""
+        """Returns the largest true positive rate of a threshold with false positive rate <= `fpr`."""
         fpr = fraction("fpr", fpr)
         rates, tpr = self.roc()
         return float(np.max(tpr[rates <= fpr]))
 
     @property
     def auc(self) -> float:
-        """Area under the ROC: the probability that an included canary scores above an absent one."""
+        """Area under the ROC curve: 0.5 for guessing, 1 if all included canaries score above others."""
         rates, tpr = self.roc()
         return float(np.sum(np.diff(rates) * (tpr[1:] + tpr[:-1]) / 2.0))
 
 
 def matched_filter(canaries: np.ndarray, blanks: np.ndarray) -> np.ndarray:
-    """Scores of canaries from all released values of their reserved weights: float64 [canaries].
+    """Returns the scores of canaries from all released values of their weights: float64 [canaries].
 
-    Released values, [releases, canaries] and [releases, blanks], are averaged over stretches of the
-    training, and weighted by S^-1 d: S is the covariance of the blank weights, which only noise moves,
-    and d is the mean of *all* canaries, included or not, minus the mean of the blanks. So the weighting
-    depends only on the release, not on the coins. The unit is the standard deviation of the blanks.
-    With too few canaries or blanks for such a weighting, the last release is the score.
+    The values are averaged over stretches of the training, and weighted by S^-1 d. S is the covariance
+    of the blank weights, which only noise moves; d is the mean of *all* canaries, included or not,
+    minus the mean of the blanks. So the weighting depends only on the release, not on the coins. The
+    unit of the scores is the standard deviation of the blanks. With too few canaries or blanks for such
+    a weighting, the last release is the score.
+
+    Args:
+        canaries: float64 [releases, canaries], the released weights of the canaries.
+        blanks: float64 [releases, blanks], the released weights that no example changes.
     """
     stretches = min(_MOST_STRETCHES, canaries.shape[1] // _CANARIES_EACH, len(canaries))
     if stretches < 2 or blanks.shape[1] < 4 * stretches:

@@ -70,7 +70,7 @@ def computed(
         if number > first and (seconds := time.perf_counter() - began) > _SLOW and not any(quiet):
             quiet.append(True)
             logging.warning(_SLOW_LOT, lot_size, seconds)
-        return [np.cumsum([0, *lengths]), *columns]
+        return [np.cumsum([0, *lengths])[:, None], *columns]
 
     def compute(stream, number):
         dtypes = [tf.int64, *(spec.dtype for spec in specs)]
@@ -78,13 +78,15 @@ def computed(
         columns = map(tf.ensure_shape, columns, [spec.shape for spec in specs])
         # A map of its own for this would read another lot ahead.
         return (
-            pack(*columns) if together == 1 else (tf.ensure_shape(ends, [together + 1]), *columns)
+            pack(*columns) if together == 1 else (tf.ensure_shape(ends, [together + 1, 1]), *columns)
         )
 
     @do_not_convert
     def apart(ends, *columns):
         def element(i):
-            return pack(*(column[ends[i] : ends[i + 1]] for column in columns))
+            slices = {"begin": ends[i], "end": ends[i + 1], "strides": tf.constant([1], tf.int64)}
+            # `column[a:b]` would make ten operations for each column.
+            return pack(*(tf.raw_ops.StridedSlice(input=column, **slices) for column in columns))
 
         return tf.data.Dataset.range(together).map(do_not_convert(element))
 

@@ -120,8 +120,7 @@ def _examined(forward, x, y):
     try:
         concrete = trace(x, y)
     except (ValueError, TypeError, tf.errors.OpError) as error:
-        _refuse_written_number_of_rows(forward.model, error, trace, x, y, traced.get("outputs"))
-        raise
+        _explain(forward.model, error, trace, x, y, traced.get("outputs"))
     finally:
         forward.permit(())
         forget_losses(forward.model)  # losses from add_loss belong to this graph
@@ -142,8 +141,8 @@ def _examined(forward, x, y):
     )
 
 
-def _refuse_written_number_of_rows(model, error, trace, x, y, outputs):
-    """Raises ValueError if a pass fails for a few rows only, and not for an unknown number.
+def _explain(model, error, trace, x, y, outputs):
+    """Raises the error of the pass for an unknown number of rows, or says that it needs a fixed one.
 
     That is so, too, if targets and outputs do not fit each other and TensorFlow cannot know it.
     `outputs` are None unless it is the loss that fails.
@@ -154,8 +153,8 @@ def _refuse_written_number_of_rows(model, error, trace, x, y, outputs):
 
     try:
         trace(*tf.nest.map_structure(unknown, (x, y)))
-    except Exception:
-        return  # something else is wrong
+    except Exception as general:
+        raise general from None  # something else is wrong; these shapes have no number of rows
     fixed = (
         "a fixed number of rows, such as the batch size in a reshape. In private training rows pass "
         "alone or a few at a time: write -1, or keras.ops.shape(x)[0], for the number of rows."

@@ -1,4 +1,9 @@
-"""Layers with noisy weights, normalization by public or private statistics, and a normalized LSTM.
+"""Keras layers: batch normalization for private training, a normalized LSTM, and noisy weights.
+
+`keras.layers.BatchNormalization` mixes the examples of a lot, so it cannot be trained privately.
+`PublicBatchNormalization` takes its statistics from public examples (`tfdp.fix` puts it into a model),
+and `PrivateBatchNormalization` learns them with noise. `NormalizedLSTM` has layer normalization in its
+steps. The noisy layers add noise to weights, for experiments; they give no privacy.
 
 Example:
     >>> import keras, numpy as np, tfdp

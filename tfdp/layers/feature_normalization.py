@@ -7,7 +7,7 @@ from tfdp._validate import flag, positive
 
 
 class FeatureNormalization(keras.layers.Layer):
-    """Base of layers that normalize each feature and then apply a learned factor and offset.
+    """Base class of layers that normalize each feature and apply a learned factor and offset.
 
     Args:
         axis: The axis of the features; not 0, the axis of the examples.

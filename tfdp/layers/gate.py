@@ -16,15 +16,15 @@ _GAIN = 1e9
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class CanaryGate(keras.layers.Layer):
-    """Returns `output`; directs the gradient of canaries to `value`, and that of null records nowhere.
-
-    The gradient with respect to `value` is -1e9 times the sum of the magnitudes of the gradient with
-    respect to `output`: it has the same sign for every loss, is above every clip norm, and is zero if
-    the loss of a row does not count.
+    """Returns a model's output, and directs the gradient of each canary to its reserved weight only.
 
     `call(output, value, number)` takes the output of a model, float [rows, ...]; the reserved weight of
     each row, float [rows, 1, 1]; and the number of the canary in each row, int [rows, 1]. It returns
     `output`.
+
+    The gradient of a canary with respect to `value` is -1e9 times the sum of the magnitudes of the
+    gradient with respect to `output`. So it has the same sign for every loss, exceeds every clip norm,
+    and is zero if the loss of a row does not count.
 
     Args:
         canaries: Number of canaries. Rows with a smaller number are canaries, rows with this number

@@ -37,6 +37,6 @@ def present_rows(rows: tf.Tensor) -> tf.Tensor:
 
 
 def uses_batch_statistics(model) -> bool:
-    """Whether some layer of `model` normalizes with statistics over the private lot."""
+    """Returns whether some layer of `model` normalizes with statistics over the private lot."""
     layers = layers_of(model, itself=True)
     return any(getattr(layer, "uses_lot_statistics", False) for layer in layers)

@@ -21,7 +21,7 @@ _WORD = 2**32
 
 
 def standard_normal(shape, seed) -> tf.Tensor:
-    """Returns float32 numbers from N(0, 1), a pure function of the seed, with and without XLA.
+    """Returns float32 numbers from N(0, 1) that depend on the seed alone, with and without XLA.
 
     Args:
         shape: Shape of the numbers.
@@ -39,11 +39,11 @@ def standard_normal(shape, seed) -> tf.Tensor:
 
 
 class DrawnNoise(keras.layers.Layer):
-    """Base of layers that draw noise for their weights, once per lot.
+    """Base class of layers that draw noise for their weights, once per lot.
 
-    The noise is a pure function of the variable `weight_noise_state`, a seed and a counter.
-    So every example of a lot gets the same draw (also in `tf.vectorized_map`), norm and gradient
-    use the same weights, and a loaded model computes the same outputs as the saved one.
+    The noise depends only on the variable `weight_noise_state`, a seed and a counter. So every example
+    of a lot gets the same draw (also in `tf.vectorized_map`), norm and gradient use the same weights,
+    and a loaded model computes the same outputs as the saved one.
     """
 
     def set_noise(self, noise_stddev, seed) -> None:
@@ -59,7 +59,7 @@ class DrawnNoise(keras.layers.Layer):
         self.weight_noise_state = self.add_weight(
             name="weight_noise_state",
             shape=(2,),
-            dtype="int64",  # TensorFlow sends no uint32 to other machines,
+            dtype="int64",  # TensorFlow sends no uint32 to other machines
             initializer=lambda shape, dtype: tf.constant([word, 0], dtype),
             trainable=False,
             autocast=False,
@@ -83,7 +83,7 @@ class DrawnNoise(keras.layers.Layer):
 
 
 class _NoisyKernel(DrawnNoise):
-    """Calls a Keras layer, the next base class, with a drawn kernel."""
+    """Mixin that calls a Keras layer, the next base class, with a drawn kernel."""
 
     def __init__(
         self,
@@ -130,20 +130,23 @@ class _NoisyKernel(DrawnNoise):
 
 
 _ARGUMENTS = """
-    The bias has no noise: section 3 adds noise to the weight matrix.
+    Every call with `training=True` draws new noise, the same for all rows. Use the layer to see how
+    well a network tolerates noisy weights (SI-DPSGD, section 3). It gives no privacy. The bias has no
+    noise, because the paper adds noise to the weight matrix only.
 
     Args:
-        *args: arguments of the Keras layer.
-        noise_stddev: sigma, the standard deviation of the noise on every weight of the kernel, in
+        *args: Arguments of the Keras layer.
+        noise_stddev: Sigma, the standard deviation of the noise on every weight of the kernel, in
             units of the weights; at least 0.
-        noise_at_inference: whether inference uses the noise (default), as in the paper's experiments,
-            or the mean. The noise at inference is constant: it belongs to the current state, which is
-            saved with the weights, until training resumes.
-        seed: an integer from 0 to 2**32 - 1; by default from the operating system's entropy.
-        **kwargs: arguments of the Keras layer.
+        noise_at_inference: Whether inference uses noise (the default), as in the paper's experiments,
+            or the mean. The noise at inference is constant until training resumes. It belongs to the
+            current state, which is saved with the weights.
+        seed: Seed of the noise, an integer from 0 to 2**32 - 1; None takes one from the operating
+            system.
+        **kwargs: Arguments of the Keras layer.
 
     Raises:
-        ValueError: `noise_stddev` is negative, infinite or NaN, or `seed` is out of range.
+        ValueError: If `noise_stddev` is negative, infinite or NaN, or `seed` is out of range.
 """
 
 

@@ -23,19 +23,23 @@ _KERNELS = ("kernel", "recurrent_kernel", "embeddings", "depthwise_kernel", "poi
 class NoisyWeights(DrawnNoise):
     """Runs a network with Gaussian noise of constant standard deviation on its trainable weights.
 
-    It works for every network, without noisy variants of its layers. A call, and so a lot, has one
-    draw: all examples, and all time steps of a recurrent layer, use the same weights. A call with
-    `training=True` advances to the next draw; inference uses the current one, which is saved with the
-    weights. To estimate the expected accuracy of noisy weights, average over draws by calling
-    `advance_noise`. The network's own state, such as the moving statistics of batch
-    normalization, is updated as without noise.
+    Use it to see how well a network tolerates noisy weights (SI-DPSGD, section 3). It gives no
+    privacy. It works for every network, without noisy variants of its layers.
+
+    A call, and so a lot, has one draw: all examples, and all time steps of a recurrent layer, use the
+    same weights. A call with `training=True` advances to the next draw; inference uses the current
+    one, which is saved with the weights. To estimate the expected accuracy of noisy weights, average
+    over draws by calling `advance_noise`. The network's own state, such as the moving statistics of
+    batch normalization, is updated as without noise.
 
     Args:
         network: A built keras.Model.
-        noise_stddev: Sigma, in units of the weights; at least 0.
-        which: "all" trainable weights, or "kernels", which excludes biases and the scales and
-            offsets of normalizations. (Section 3 of the paper discusses matrices of weights.).
-        seed: An integer from 0 to 2**32 - 1; by default from the operating system's entropy.
+        noise_stddev: Sigma, the standard deviation of the noise, in units of the weights; at least 0.
+        which: The weights with noise: "all" trainable ones, or "kernels", which excludes biases and
+            the scales and offsets of normalizations. (Section 3 of the paper discusses matrices of
+            weights.)
+        seed: Seed of the noise, an integer from 0 to 2**32 - 1; None takes one from the operating
+            system.
         **kwargs: Arguments of `keras.layers.Layer`.
 
     Raises:

@@ -6,8 +6,8 @@ With W x and U h the contributions of the inputs and the states to the four gate
     c = sigmoid(f) * c + sigmoid(i) * tanh(g)
     h = sigmoid(o) * tanh(LN(c))
 
-where LN normalizes over all of its entries, and each of the three has its own scale and offset
-(equations 20 to 22). There is no other bias.
+where LN normalizes a vector over all of its entries, and each of the three LN has its own scale and
+offset (equations 20 to 22). There is no other bias.
 """
 
 import keras
@@ -20,7 +20,7 @@ NORMS = ("input", "recurrent", "carry")
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class NormalizedLSTMCell(keras.layers.Layer):
-    """One step of a `NormalizedLSTM`, for `keras.layers.RNN`.
+    """The cell of a `NormalizedLSTM`, which computes one step, for `keras.layers.RNN`.
 
     Args:
         units: The number of units.
@@ -93,12 +93,14 @@ class NormalizedLSTMCell(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class NormalizedLSTM(keras.layers.RNN):
-    """An LSTM that normalizes its gate sums and its cell state over the units of each example.
+    """An LSTM with layer normalization inside its steps.
 
-    Inputs are [rows, steps, features], outputs [rows, units], or [rows, steps, units] with
-    `return_sequences=True`. Its activations are those of an LSTM, tanh and sigmoid; it has no bias and
-    no dropout. The steps of an example depend on this example alone, so the layer can be trained
-    privately.
+    It normalizes the sums of its gates and its cell state over the units of each example. The steps of
+    an example depend on this example alone, so the layer can be trained privately. Its activations are
+    those of an LSTM, tanh and sigmoid; it has no bias and no dropout.
+
+    Inputs are [rows, steps, features]. Outputs are [rows, units], or [rows, steps, units] with
+    `return_sequences=True`.
 
     Source: Ba et al. 2016, "Layer Normalization", equations 20 to 22; "LN-BiLSTM" in SI-DPSGD, Table 3.
 

@@ -13,6 +13,13 @@ trainable weights with exactly this gradient, for every loss. Equation 10 is the
 deviations from the running mean. Private training clips, sums and adds noise to weights and statistics
 together, as one vector.
 
+The moments of an example are taken over its positions (of an image or a sequence): m_i is the mean of
+its inputs, truncated to [-truncation, truncation], and v_i the mean of their squared differences from
+the running mean. With s the `share`, the gradients of the two statistics are
+s (mean - m_i) / truncation and s (variance - v_i) / truncation^2. An SGD step with learning rate eta
+moves both statistics as in equations 9 and 10, with alpha = eta * share * rate, if the lot has its
+nominal size and no gradient is clipped.
+
 Formal guarantee: the contribution of an example to a step depends only on that example and on the
 weights, including the statistics, and its norm is at most the clip norm C. The proof of DP-SGD does
 not need the bounded vector to be a gradient. So the weights and statistics of all steps together
@@ -33,34 +40,36 @@ from tfdp.layers.lot_statistics import present_rows
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class PrivateBatchNormalization(FeatureNormalization):
-    """Normalizes each feature by running statistics that are learned privately, with noise.
+    """Batch normalization whose running mean and variance are learned privately, with noise.
+
+    It replaces `keras.layers.BatchNormalization` in a private model, if there are no public examples
+    for `PublicBatchNormalization`. `frozen` returns an equivalent Keras layer after training. The
+    layer can also be trained without privacy.
 
     With statistics="running", the layer normalizes by its running statistics both in training and in
-    testing, so that no example changes the gradient of another. With
-    statistics="batch", training follows the paper: the layer normalizes by the moments of the
-    lot, and the running statistics are for testing. One example then changes the gradients of all
-    others, which the proven guarantee includes: the sensitivity is 2L - 1 instead of 1, and
-    infinite for Poisson lots. The layer can also be trained without privacy.
+    testing, so that no example changes the gradient of another. With statistics="batch", training
+    follows the paper: the layer normalizes by the moments of the lot, and the running statistics are
+    for testing. One example then changes the gradients of all others, which the proven guarantee
+    includes: the sensitivity is 2L - 1 instead of 1, and infinite for Poisson lots.
 
-    The moments of an example are taken over its positions (of an image or a sequence): m_i is the mean
-    of its inputs, truncated to [-truncation, truncation], and v_i the mean of their squared
-    differences from the running mean. With s the `share`, the gradients of the two statistics are
-    s (mean - m_i) / truncation and s (variance - v_i) / truncation^2. An SGD step with learning rate
-    eta moves both statistics as in equations 9 and 10, with alpha = eta * share * rate, if the lot has
-    its nominal size and no gradient is clipped. For a given alpha, the noise on the statistics is
-    proportional to truncation / share, and to truncation^2 / share.
+    The running statistics are trainable weights. An SGD step with learning rate eta moves them towards
+    the moments of the lot, mean <- (1 - alpha) mean + alpha mean_lot, with alpha = eta * share * rate,
+    and the variance in the same way. This holds if the lot has its nominal size and no gradient is
+    clipped: examples with clipped gradients have less weight in the statistics. Momentum and adaptive
+    rules (Adam) keep the guarantee, but move the statistics in another way. For a given alpha, the
+    noise on the mean is proportional to truncation / share, and the noise on the variance to
+    truncation^2 / share.
 
-    Momentum and adaptive rules (Adam) keep the guarantee, but do not move the statistics as in
-    equations 9 and 10. If gradients are clipped, examples with long gradients have less weight in the
-    statistics. A larger `share` reduces the weights' part of a clipped gradient.
+    Source: "Differentially Private Training with Batch Normalization", equations 9 and 10.
 
     Args:
         axis: The axis of the features.
-        truncation: C' > 0, in units of the inputs. Only the statistics see truncated inputs.
-        share: Factor > 0 of the statistics in the clipped vector; a larger one gives more of the
+        truncation: C' > 0, in units of the inputs. The statistics are those of inputs truncated to
+            [-truncation, truncation]; the outputs are computed from the inputs as they are.
+        share: Factor > 0 of the statistics in the clipped vector. A larger one gives more of the
             privacy budget to the statistics and less to the weights.
         rate: Factor > 0 on the steps of the statistics.
-        statistics: "running" or "batch": the statistics used for normalization in training.
+        statistics: The statistics used for normalization in training: "running" or "batch".
         floor: Lower limit > 0 on the running variance in normalization, since noise may make the
             running variance negative.
         epsilon: Constant > 0 that is added to the variance.
@@ -209,7 +218,7 @@ class PrivateBatchNormalization(FeatureNormalization):
     def frozen(self) -> keras.layers.BatchNormalization:
         """Returns an equivalent `keras.layers.BatchNormalization` with `trainable=False`.
 
-        Saved models with it can be loaded without tfdp.
+        A model with this layer can be loaded without tfdp.
 
         Example:
             >>> import keras, numpy as np, tfdp

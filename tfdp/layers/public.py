@@ -1,10 +1,10 @@
 """Batch normalization whose statistics come from public examples (SI-DPSGD, Algorithm 2).
 
 `PublicExamples` has M public examples and runs a network in two passes. In the first pass, the public
-examples are normalized by themselves, and every `PublicBatchNormalization` records their moments. In
-the second pass, each private example is normalized by the public moments and its own moments, with
-weight 1/(M+1) for its own (Salimans et al. 2016, "virtual batch normalization"). Moments are not
-averaged over time.
+examples are normalized by their own moments (mean and variance), which every
+`PublicBatchNormalization` records. In the second pass, each private example is normalized by the public
+moments and its own moments, with weight 1/(M+1) for its own (Salimans et al. 2016, "virtual batch
+normalization"). Moments are not averaged over time.
 
 Formal guarantee of statistics="example": the output of the network for an example, and its gradient,
 depend only on that example, the weights and the public examples. So a clipped sum of gradients has
@@ -79,11 +79,13 @@ def _running(one: _Pass):
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class PublicBatchNormalization(FeatureNormalization):
-    """Normalizes each feature by statistics of public examples and of the example itself.
+    """Batch normalization by statistics of public examples, so that private examples do not mix.
 
-    The layer works inside the network of a `PublicExamples` layer, which has the examples. As in
-    batch normalization, statistics are taken over the positions of an image or a sequence: an
-    example's own moments are those over its positions. All statistics are float32.
+    It replaces `keras.layers.BatchNormalization` in a private model: `tfdp.fix(model,
+    public_data=examples)` replaces all of them. The layer works inside the network of a
+    `PublicExamples` layer, which has the public examples. Their statistics are mixed with those of the
+    example itself, which have the weight of one example. As in batch normalization, statistics are
+    also taken over the positions of an image or a sequence. All statistics are float32.
 
     Args:
         axis: The axis of the features.
@@ -171,9 +173,10 @@ def _mixed(mean, variance, own_mean, own_variance, weight):
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class PublicExamples(keras.layers.Layer):
-    """Runs a network with `PublicBatchNormalization` layers, and contains their public examples.
+    """Wraps a network with `PublicBatchNormalization` layers, and gives them their public examples.
 
-    The examples are weights of this layer (not trainable), so every saved model contains them.
+    `tfdp.fix(model, public_data=examples)` adds it to a model. The examples are weights of this layer
+    (not trainable), so every saved model contains them, and anyone who has the model can read them.
 
     The moments of the public examples depend on the weights. With statistics="example", the gradient
     flows through the moments of each normalization to the weights since the preceding normalization,
@@ -191,8 +194,10 @@ class PublicExamples(keras.layers.Layer):
         examples: Array [M, ...], M >= 2, or a structure of arrays for the network's inputs. Their
             choice and preprocessing must not depend on the private data. With None, as in a
             configuration, the outputs are meaningless until weights are loaded into the layer.
-        statistics: "example" or "batch".
-        example_specs: Dtypes and shapes of the examples with `examples=None`; from `get_config`.
+        statistics: The statistics in training: "example", of the public examples and one private
+            example, or "batch", of the public examples and the whole lot.
+        example_specs: Dtypes and shapes of the examples, if `examples` is None. `get_config` returns
+            them.
         **kwargs: Arguments of `keras.layers.Layer`.
 
     Raises:
@@ -336,8 +341,8 @@ class PublicExamples(keras.layers.Layer):
 def _as_examples(array):
     array = np.asarray(array)
     if array.ndim < 1 or not (array.dtype.kind in "iufb" and np.isfinite(array).all()):
-        remedy = f"The shape is {array.shape}, the dtype {array.dtype}."
-        refuse("examples", "finite numbers (M, ...)", array, remedy)
+        remedy = f"Its shape is {array.shape} and its dtype {array.dtype}. Pass such an array."
+        refuse("examples", "an array of finite numbers, (M, ...)", array, remedy)
     return array.astype(np.float32 if array.dtype.kind == "f" else np.int32)
 
 

@@ -1,4 +1,6 @@
-"""Noise: Gaussian and other families, noise correlated over steps, and denoising.
+"""Sources of noise: Gaussian and other families, noise correlated over steps, and denoising.
+
+The private optimizers use them. You need them only for a mechanism or a training loop of your own.
 
 Example:
     >>> import tfdp

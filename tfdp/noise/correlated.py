@@ -8,7 +8,7 @@ so it is enough to keep the last bands - 1 values of y. Prefix sums (c = 1, 1, .
 there y_t = z_t - z_{t-1} needs less.
 
 Formal guarantee: z_t is drawn for step t only and enters y_t with weight 1 / c_0, so that releases of
-G_t + y_t are as private as releases of (C G)_t + z_t (`accounting.mechanisms.matrix`). This holds for
+G_t + y_t are as private as releases of (C G)_t + z_t (`accounting.linear_steps`). This holds for
 one sequence of steps; a state that is used twice gives two sequences with a common past.
 
 The stored values are a secret: y_t and a released G_t + y_t together reveal G_t without noise. So the
@@ -26,16 +26,18 @@ _ROWS = 1000
 
 
 class CorrelatedNoise:
-    """Turns fresh noise into correlated noise, for a list of variables.
+    """Turns independent noise into noise that is correlated over steps, for a list of variables.
 
-    The state takes 4 * `memory` bytes for each weight.
+    `MatrixDPSGDOptimizer` uses one. Noise that is correlated in this way partly cancels in the sum of
+    all steps. The state takes 4 * `memory` bytes for each weight.
 
     Args:
-        strategy: C, with `bands` set unless it is the strategy of prefix sums.
+        strategy: The strategy C, with `bands` set, unless it is "prefix_sum".
         shapes: Fully defined shapes of the variables.
 
     Attributes:
-        memory: Number of past values stored for each weight: bands - 1 (prefix sums: 1).
+        memory: Number of past values stored for each weight: bands - 1, or 1 for "prefix_sum" without
+            bands.
         past: The variables with these values, a secret.
 
     Example:
@@ -70,22 +72,25 @@ class CorrelatedNoise:
         ]
 
     def growth(self, step: int | tf.Tensor) -> tf.Tensor:
-        """Returns the standard deviation of y at a step over that of z, a float32 scalar.
+        """Returns the factor by which correlation changes the standard deviation of the noise.
 
         Args:
             step: Number of the step, from 0.
+
+        Returns:
+            The standard deviation of y at this step, divided by that of z: a float32 scalar.
         """
         step = tf.minimum(tf.cast(step, tf.int64), tf.constant(len(self._growth) - 1, tf.int64))
         return tf.gather(tf.constant(self._growth), step)
 
     def correlate(self, fresh: list, step: int | tf.Tensor) -> list[tf.Tensor]:
-        """Returns the next value of y, one tensor for each variable.
+        """Returns the correlated noise of the next step, and stores it for later steps.
 
         Args:
             fresh: z_t, independent noise of equal scale in all steps: one float32 tensor for each
                 variable.
-            step: t, an int or an int64 scalar tensor: one more than in the call before, 0 in the
-                first.
+            step: Number t of the step, an int or an int64 scalar tensor: 0 in the first call, and one
+                more in each further call.
 
         Returns:
             y_t, float32 tensors with the shapes of the variables.
@@ -108,7 +113,7 @@ class CorrelatedNoise:
         return result
 
     def state(self) -> dict[str, np.ndarray]:
-        """Returns the whole state for `take_up`, as arrays. Keep it secret (see the module)."""
+        """Returns the whole state for `take_up`, as arrays. It is a secret (see the module)."""
         return {f"past_{i}": past.numpy() for i, past in enumerate(self.past)}
 
     def take_up(self, state: dict[str, np.ndarray]) -> None:

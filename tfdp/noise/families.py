@@ -14,10 +14,13 @@ from tfdp.noise.gaussian import NoiseSource
 
 @dataclasses.dataclass(frozen=True)
 class NoiseFamily:
-    """A family of noise with a symmetric density that decreases away from 0.
+    """A family of noise distributions, such as Laplace or Student's t, with a symmetric density.
+
+    `DiscreteSGDOptimizer` adds such noise. The scale of a draw is the standard deviation only for
+    Gaussian noise; `standard_deviation` converts it.
 
     Args:
-        name: One of `accounting.numerics.noise_families.FAMILIES`.
+        name: "gaussian", "student_t", "laplace", "sech", "variance_gamma" or "cauchy".
         degrees_of_freedom: Degrees of freedom of student_t, above 0; not used by the other
             families.
 
@@ -37,15 +40,15 @@ class NoiseFamily:
     def sample(
         self, source: NoiseSource, draw: int | tf.Tensor, scale: float, shapes: list
     ) -> list[tf.Tensor]:
-        """Draws independent float32 tensors: `scale` times noise of scale 1, in the order of `shapes`.
+        """Draws independent float32 tensors of noise, in the order of `shapes`.
 
-        Every draw is an exact function of uniform numbers, without rejection, so the amount of random
+        Every draw is an exact function of uniform numbers, without rejection. So the amount of random
         numbers that it consumes does not depend on their values.
 
         Args:
             source: Source of the random numbers.
             draw: Number of the draw, as in `NoiseSource.gaussians`.
-            scale: Scale >= 0, a float or a scalar tensor; the float zero gives zeros.
+            scale: Scale >= 0 of the noise, a float or a scalar tensor; the float zero gives zeros.
             shapes: Fully defined shapes.
 
         Returns:
@@ -77,7 +80,14 @@ class NoiseFamily:
         return draws[self.name]()
 
     def standard_deviation(self, scale):
-        """Returns the standard deviation at a scale, or the scale if there is none (heavy tails)."""
+        """Returns the standard deviation of noise of a scale, or the scale itself for heavy tails.
+
+        Noise with heavy tails (cauchy, and student_t with up to 2 degrees of freedom) has no finite
+        standard deviation.
+
+        Args:
+            scale: Scale of the noise, a float or a tensor.
+        """
         nu = self.degrees_of_freedom
         heavy = self.name == "cauchy" or (nu is not None and nu <= 2.0)
         if self.name == "student_t" and not heavy:
@@ -86,7 +96,7 @@ class NoiseFamily:
         return scale * factors.get(self.name, 1.0)
 
     def cumulative(self, x: tf.Tensor) -> tf.Tensor:
-        """Returns the distribution function at scale 1, in the dtype of `x`."""
+        """Returns the cumulative distribution function at scale 1, in the dtype of `x`."""
         size = tf.abs(x)
         tails = {
             "gaussian": lambda: tf.math.erfc(size / math.sqrt(2.0)) / 2,

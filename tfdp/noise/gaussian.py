@@ -33,11 +33,14 @@ _ALIGNED = 16  # floats: TensorFlow does not copy slices that begin and end at m
 
 
 class NoiseSource:
-    """Keyed random numbers for a list of variables.
+    """A source of random numbers with a secret key, from which the private optimizers draw noise.
+
+    A draw depends only on the key and on the number of the draw. So all replicas get the same noise,
+    and a draw can be repeated. Keras' global seed has no influence.
 
     Args:
-        seed: None draws the key from the operating system. A string or an integer makes the noise
-            reproducible: anyone who knows the seed can subtract the noise.
+        seed: None takes the key from the operating system. A string or an integer makes the noise
+            reproducible, and anyone who knows the seed can subtract the noise.
         salt: Numbers that distinguish sources with the same seed; ignored without a seed.
 
     Attributes:
@@ -64,11 +67,10 @@ class NoiseSource:
 
     @classmethod
     def with_key(cls, key: np.ndarray) -> "NoiseSource":
-        """Returns a source with a given key, which draws as every other source with it.
+        """Returns a source with a given key, such as for recomputing lost noise.
 
         Args:
-            key: int64 [2], a secret; that of another source repeats its draws, to recompute lost
-                noise.
+            key: int64 [2], a secret. The key of another source repeats its draws.
         """
         source = cls()
         source.key = np.asarray(key, np.int64)
@@ -79,13 +81,13 @@ class NoiseSource:
     ) -> list[tf.Tensor]:
         """Draws independent N(0, stddev^2) float32 tensors of the given shapes, in order.
 
-        In a graph, the noise depends only on `draw` and `stddev`, not on control dependencies, so
+        In a graph, the noise depends only on `draw` and `stddev`, not on control dependencies. So
         TensorFlow can draw it while it computes gradients. Only large noise waits, to save memory.
 
         Args:
-            draw: Number of the draw, an int or an int64 scalar tensor. Use each number once.
-            stddev: Standard deviation of each coordinate, >= 0, a float or a float32 scalar tensor;
-                the float zero gives zeros.
+            draw: Number of the draw, an int or an int64 scalar tensor. Use each number only once.
+            stddev: Standard deviation of each coordinate, >= 0: a float or a float32 scalar tensor.
+                The float zero gives zeros.
             shapes: Fully defined shapes.
 
         Returns:
@@ -111,11 +113,11 @@ class NoiseSource:
         the smallest number would occur once in some hundred draws for a model.
 
         Args:
-            draw: As in `gaussians`.
+            draw: Number of the draw, an int or an int64 scalar tensor. Use each number only once.
             shapes: Fully defined shapes.
 
         Returns:
-            For each shape a tensor [2, *shape].
+            One float64 tensor [2, *shape] for each shape.
         """
         sizes = [math.prod(shape) for shape in shapes]
         words = philox.words(*self._counters(draw), [2, sum(sizes)], tf.uint64)

@@ -26,13 +26,14 @@ _SMALL, _FURTHER = 1 << 11, 1 << 62
 def words(
     key: tf.Tensor, high: tf.Tensor, shape: list[int], dtype: tf.DType, block: int = 0
 ) -> tf.Tensor:
-    """Random words.
+    """Returns random words, unsigned integers with independent bits.
 
     Args:
         key: int64 scalar.
-        high: int64 scalar, the upper half of the counter. Its lower half counts blocks of four
-            words of 32 bits.
-        shape, dtype: Of the result; a type of unsigned integers.
+        high: int64 scalar, the upper half of the counter. The lower half counts blocks of four words
+            of 32 bits.
+        shape: Shape of the result.
+        dtype: Type of the words: unsigned integers.
         block: Number of the first block.
     """
     return tf.raw_ops.StatelessRandomUniformFullIntV2(
@@ -45,15 +46,15 @@ def words(
 
 
 def normals(key: tf.Tensor, high: tf.Tensor, count: int, stddev: float | tf.Tensor) -> tf.Tensor:
-    """Independent N(0, stddev^2) float32 numbers, equal on all devices except for rounding.
+    """Returns independent N(0, stddev^2) float32 numbers, equal on all devices except for rounding.
 
     This is the method of Box and Muller: the two words of each pair are the radius and the angle of
     two numbers. TensorFlow's `StatelessRandomNormalV2` works number by number and is slower.
 
     Args:
-        key, high: As for `words`.
-        count: At least so many numbers are made.
-        stddev: A float or a float32 scalar.
+        key, high: The key and the upper half of the counter, as for `words`.
+        count: Least number of numbers to return; more may be returned.
+        stddev: Standard deviation, a float or a float32 scalar.
     """
     blocks = -(-count // _WORDS_PER_BLOCK)
     if count >= _COMPILED and on_plain_cpu():
@@ -117,7 +118,7 @@ def _compiled(blocks):
 
 
 def _one_loop(key, high, stddev, blocks):
-    """As `_by_operations`, by arithmetic that XLA turns into one loop, without intermediate arrays.
+    """The same as `_by_operations`, by arithmetic that XLA turns into one loop, without large arrays.
 
     XLA on a CPU makes a loop for each array of results and repeats the whole computation in it. So the
     bits of a block's four numbers are one entry of one array, of type complex128.
@@ -160,10 +161,10 @@ def _joined(first, second):
 
 
 def _cosine_and_sine(angle):
-    """Of angles in parts of 2^-32 of a turn; XLA calls a function for each number's sine.
+    """Cosine and sine of angles in units of 2^-32 of a turn; XLA would call a function for each number.
 
-    The nearest quarter of a turn is taken off, and at most an eighth is left, where Taylor's
-    polynomials differ from cosine and sine by less than float32 rounds.
+    The nearest quarter of a turn is subtracted. At most an eighth is left, where Taylor's polynomials
+    differ from cosine and sine by less than the rounding of float32.
     """
     quarter = tf.bitwise.right_shift(
         angle + tf.constant(1 << 29, tf.uint32), tf.constant(30, tf.uint32)

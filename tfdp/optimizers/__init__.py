@@ -1,4 +1,8 @@
-"""Private optimizers: one per mechanism, with the update rule of any Keras optimizer.
+"""Private optimizers, to compile a private model with, instead of an optimizer of Keras.
+
+`DPKerasSGDOptimizer` and `DPKerasAdamOptimizer` train by DP-SGD, the usual choice. The other classes
+are other mechanisms: `MatrixDPSGDOptimizer` (noise correlated over steps), `DiscreteSGDOptimizer`,
+`SIDPSGDOptimizer`, `DPDropoutOptimizer` and `SGLDOptimizer`.
 
 Classes that are not listed are created on first use from the Keras optimizer of the same name, such as
 `DPKerasLionOptimizer` from `keras.optimizers.Lion`. TensorFlow Privacy's names of vectorized optimizers

@@ -37,11 +37,11 @@ class AdaptiveClipping:
     """The update of the clip norm, and the split of the noise between sum and count.
 
     Args:
-        noise_multiplier: z >= 0, the noise multiplier of both queries together.
+        noise_multiplier: z >= 0, the noise multiplier of sum and count together.
         target_quantile: Fraction of gradients that should stay unclipped, in [0, 1].
         quantile_learning_rate: Rate > 0 of the geometric update of the clip norm.
-        quantile_noise_multiplier: sigma_b, the standard deviation of the noise on the count; has to
-            exceed z / 2. None takes 5 z.
+        quantile_noise_multiplier: sigma_b, the standard deviation of the noise on the count, above
+            z / 2. None takes 5 z.
 
     Raises:
         ValueError: If an argument is invalid.
@@ -58,7 +58,9 @@ class AdaptiveClipping:
         z, on_count = self.noise_multiplier, self.count_noise
         if not ((on_count > z / 2 or z == 0) and 0.0 <= on_count < math.inf):
             expected = f"a finite number above half the noise multiplier ({z:g} / 2)"
-            remedy = "With less noise, the count alone spends more than the whole step may."
+            remedy = (
+                "Raise it: with less noise, the count alone would exceed the budget of the step."
+            )
             refuse("quantile_noise_multiplier", expected, on_count, remedy)
 
     @property
@@ -91,10 +93,10 @@ class AdaptiveClipping:
         """Returns the next clip norm C_{t+1}, a float32 scalar.
 
         Args:
-            clip_norm: C_t, float32 scalar.
+            clip_norm: The current clip norm C_t, float32 scalar.
             noisy_count: The released count, float32 scalar.
             divisor: Number of microbatches in a nominal lot.
-            first: C_0.
+            first: The initial clip norm C_0.
         """
         fraction = 0.5 + noisy_count / float(divisor)
         # One step changes the clip norm by a factor of at most e, so that a rare large draw of the
@@ -107,11 +109,11 @@ class AdaptiveClipping:
 
 
 def adaptive_clipping_for(clipping: str, noise_multiplier, **settings) -> AdaptiveClipping | None:
-    """Creates the adaptive clipping of an optimizer; None if its clip norm is constant.
+    """Creates the adaptive clipping of an optimizer; returns None if its clip norm is constant.
 
     Args:
         clipping: Name of the clipping method.
-        noise_multiplier: z, or a table of it.
+        noise_multiplier: z, or a table over steps.
         **settings: Further arguments of `AdaptiveClipping`; None for those that were not given.
 
     Raises:

@@ -1,7 +1,7 @@
 """Arguments shared by the private optimizers: types for editors, and texts for `help()`.
 
-A private optimizer takes its own arguments, `DPKerasOptimizer`'s and a Keras optimizer's. At run
-time, `describe_arguments` collects them from the constructors and docstrings of the bases. Type
+A private optimizer takes its own arguments, those of `DPKerasOptimizer` and those of a Keras optimizer.
+At run time, `describe_arguments` collects them from the constructors and docstrings of the bases. Type
 checkers cannot do that, so the classes below repeat names and types; a test compares both.
 """
 
@@ -89,7 +89,7 @@ class KerasArguments(TypedDict, total=False):
 
 
 class Arguments(ClippingArguments, KerasArguments, total=False):
-    """Arguments of a Keras optimizer on private gradients, except those of its update rule."""
+    """Arguments of a private optimizer, except those of its update rule."""
 
 
 class StepArguments(NoiseArguments, KerasArguments, total=False):
@@ -111,7 +111,8 @@ class LangevinArguments(StepArguments, total=False):
 def check_arguments(cls: type, given: Mapping[str, Any], refused: Sequence[str]) -> None:
     """Raises an error for keywords that a private optimizer does not support.
 
-    It warns of an `epsilon` that looks like a privacy budget; some Keras optimizers have one, too.
+    Some Keras optimizers have an argument `epsilon`, which is no privacy budget. A value that looks
+    like a budget is logged as a warning.
 
     Args:
         cls: The class of the optimizer.
@@ -155,8 +156,8 @@ _OTHER_NAMES = {"lr": "learning_rate", "max_grad_norm": "l2_norm_clip", "clip_no
 def describe_arguments(cls: type, refused: Sequence[str]) -> None:
     """Sets the signature of a class, and `Args:` in its docstring, from all its constructors.
 
-    In the docstring, the entry `**kwargs` is replaced by the arguments of the bases, each with the text
-    of the first base that describes it; `KerasArguments` replaces the texts of Keras.
+    In the docstring, the arguments of the bases replace the entry `**kwargs`. Each has the text of the
+    first base that describes it; the texts of `KerasArguments` replace those of Keras.
 
     Args:
         cls: The class.
@@ -183,7 +184,7 @@ def describe_arguments(cls: type, refused: Sequence[str]) -> None:
 
 
 def _parameters(cls: type, refused: Sequence[str]) -> list[inspect.Parameter]:
-    """The parameters of the constructors of a class and its bases, as far as they are forwarded."""
+    """The parameters of the constructors of a class and its bases, so far as they are forwarded."""
     found: dict[str, inspect.Parameter] = {}
     positional = True
     for base in cls.__mro__:

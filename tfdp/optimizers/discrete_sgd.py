@@ -1,9 +1,9 @@
 """Differentially private discrete SGD: encoded gradients, noise of any family, denoising.
 
 Nasr, Shokri, Houmansadr 2020, Algorithm 1. Formal guarantee: an update depends on the lot's gradients
-only through a sum of encoded (or clipped) gradients plus one fresh draw of noise; the bound on
-single entries makes non-Gaussian noise accountable (`accounting.mechanisms.discrete_sgd`).
-Denoising and the update rule are post-processing.
+only through a sum of encoded (or clipped) gradients plus one fresh draw of noise. The bound on single
+entries makes non-Gaussian noise accountable (`accounting.encoded_steps`). Denoising and the update rule
+are post-processing.
 """
 
 import functools
@@ -32,35 +32,38 @@ _drawn_codebook = functools.lru_cache(maxsize=4)(Codebook.gaussian)
 
 
 class DiscreteOptimizer(DPKerasOptimizer):
-    """Gradient encoding and denoising; `make_discrete_optimizer_class` adds a Keras update rule.
+    """Base class of discrete SGD; `make_discrete_optimizer_class` adds a Keras update rule.
 
-    Each example's gradient is replaced by a vector of a public codebook, noise of any family is added
-    to the sum, and the noisy sum is denoised (Nasr, Shokri and Houmansadr 2020, "Improving Deep
-    Learning with Differential Privacy using Gradient Encoding and Denoising", Algorithm 1).
+    Each example's gradient is encoded: its entries are cut at those of a vector of a public codebook.
+    Noise of any family is added to the sum over the lot, the noisy sum is denoised, and Keras' update
+    rule gets the mean (Nasr, Shokri and Houmansadr 2020, "Improving Deep Learning with Differential
+    Privacy using Gradient Encoding and Denoising", Algorithm 1). Use it for noise that is not
+    Gaussian, or to reproduce the paper.
 
     With Poisson lots of single examples, the guarantee is proven for every family of noise, with
     encoding or without it (a clipped gradient is a point of the unit ball, and the accounting assumes
     the worst point). Gaussian noise is accounted as in DP-SGD, for all lots.
 
     Args:
-        noise_multiplier: z >= 0: scale of the noise on the sum in units of C (its standard
-            deviation only for Gaussian noise); or a sequence with one number for each step of a
-            run.
-        noise: "gaussian", "student_t", "laplace", "sech", "variance_gamma" or "cauchy".
-        degrees_of_freedom: Degrees of freedom of student_t; None takes 9, as in the paper, and is
-            required for the other families.
+        noise_multiplier: z >= 0, the scale of the noise on the sum, in units of C; it is the standard
+            deviation only for Gaussian noise. Or a sequence with one number for each step, which
+            limits the number of steps.
+        noise: Family of the noise: "gaussian", "student_t", "laplace", "sech", "variance_gamma" or
+            "cauchy".
+        degrees_of_freedom: Degrees of freedom of student_t, above 0; None takes 9, as in the paper.
+            It must be None for the other families.
         encode: Whether gradients are encoded rather than clipped to `l2_norm_clip`.
         denoise: Whether the noisy sum is scaled by its Kolmogorov-Smirnov distance from the noise.
-            The factor is below 1, and small where noise prevails; a larger learning rate
+            The factor is at most 1, and small where noise prevails; a larger learning rate
             compensates.
-        codebook_size: Number of preselected vectors.
-        zero_below: Entries with magnitudes below this become zero, before a vector is scaled to
-            norm 1.
-        codebook_seed: Public seed from which the vectors are drawn from the standard Gaussian.
-        codebook: Array [vectors, weights] of the user's own vectors, instead of drawn ones; they
-            are scaled to norm 1.
-        private_codebook: Whether the user's vectors were fitted to private gradients. No finite
-            epsilon is proven then.
+        codebook_size: Number of vectors of the codebook.
+        zero_below: Entries of the vectors with magnitudes below this become zero, before a vector is
+            scaled to norm 1.
+        codebook_seed: Public seed with which the vectors are drawn from the standard Gaussian.
+        codebook: Array [vectors, weights] of your own vectors, instead of drawn ones. They are scaled
+            to norm 1.
+        private_codebook: Whether your vectors were fitted to private gradients. No finite epsilon is
+            proven then.
         clipping: "global", "per_layer" or "automatic", as in DP-SGD; with `encode`, only "global".
         *args, **kwargs: Arguments of the Keras optimizer and of `DPKerasOptimizer`.
 
@@ -92,7 +95,7 @@ class DiscreteOptimizer(DPKerasOptimizer):
         family = NoiseFamily(noise, degrees_of_freedom)
         clipping = kwargs.get("clipping", "global")
         if encode and clipping != "global":
-            remedy = "Encoding replaces clipping."
+            remedy = "Encoding replaces clipping. Remove the argument, or pass encode=False."
             refuse("clipping", "'global' with encode=True", clipping, remedy)
         one_of("clipping", clipping, _CLIPPINGS)
         given = None if codebook is None else Codebook.of(codebook)
@@ -172,13 +175,16 @@ class DiscreteOptimizer(DPKerasOptimizer):
 
 
 def make_discrete_optimizer_class(base: type) -> type[DPKerasOptimizer]:
-    """Creates a subclass of a Keras optimizer class that trains by discrete SGD.
+    """Creates an optimizer class that trains by discrete SGD with the update rule of a Keras optimizer.
 
     The class is called `Discrete<Base>Optimizer` and is registered for serialization under this name,
-    as with `make_dp_optimizer_class`.
+    as with `make_dp_optimizer_class`. `DiscreteSGDOptimizer` lists its arguments.
 
     Args:
         base: A subclass of `keras.optimizers.Optimizer`.
+
+    Returns:
+        The class.
 
     Raises:
         TypeError: If `base` is not such a class, or is already private.

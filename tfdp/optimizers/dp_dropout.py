@@ -15,7 +15,10 @@ from tfdp.optimizers.langevin import LangevinOptimizer
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class DPDropoutOptimizer(LangevinOptimizer):
-    """Differentially private dropout: half steps along noisy gradients.
+    """Differentially private dropout: DP-SGD with half steps, whose noise is read as dropout.
+
+    Use it to reproduce the paper; for other purposes, DP-SGD is the usual choice. `scalars` returns
+    the rates of the dropout that is equivalent to the noise.
 
     Source: Ermis and Cemgil, "Differentially Private Dropout", Algorithm 1.
 
@@ -46,10 +49,8 @@ class DPDropoutOptimizer(LangevinOptimizer):
         """Returns the dropout rate of each layer that is equivalent to the noise.
 
         `dropout_alpha/<layer>` is the paper's 4 C^2 sigma^2 / theta^2, with the mean of theta^2 over
-        the weights of the layer, and the noise on the sum of gradients.
-
-        Weights are released, and noise and learning rates are public, so the rates reveal nothing
-        more.
+        the weights of the layer, and the noise on the sum of gradients. The rates depend only on
+        released weights and public noise, so they reveal nothing more.
 
         Args:
             variables: The trainable variables.

@@ -33,25 +33,25 @@ from tfdp.session import Session
 
 
 class DPKerasOptimizer(keras.optimizers.Optimizer):
-    """Base of the private optimizers; `make_dp_optimizer_class` puts it before a Keras optimizer.
+    """Base class of the private optimizers; `make_dp_optimizer_class` adds a Keras update rule.
 
     Each example's gradient is clipped, Gaussian noise is added to the sum over the lot, and Keras'
     update rule gets the mean (Abadi et al. 2016, "Deep Learning with Differential Privacy", Algorithm
-    1). The optimizer accepts gradients only from the private training step: `fit` raises for a model
-    that was not made private.
+    1). Compile a private model (`make_private`) with it; `fit` raises an error for any other model.
+    `tfdp.accounting.noise_for` finds the noise multiplier for a privacy budget.
 
     Args:
-        l2_norm_clip: C > 0: L2 norm to which each example's (microbatch's) gradient is clipped.
-        noise_multiplier: z >= 0: standard deviation of the noise on the sum, in units of C; or a
+        l2_norm_clip: C > 0, the L2 norm to which each example's (microbatch's) gradient is clipped.
+        noise_multiplier: z >= 0, the standard deviation of the noise on the sum, in units of C; or a
             sequence with one number for each step of a run, which limits the number of steps.
-        num_microbatches: Number of microbatches of a lot; divides the lot size. The mean gradient
-            of each microbatch is clipped. None clips every example separately. A microbatch of
-            several examples doubles the sensitivity, which the accounting includes.
-        clipping: "global", the default; "per_layer", which clips each layer at its share C /
-            sqrt(layers); "each_layer", which clips each layer at C, so that the whole gradient is
-            within C sqrt(layers), which the accounting includes; "automatic", which normalizes
-            every gradient to just below C; or "adaptive", where C follows a quantile of the norms
-            (`adaptive_clipping`) and starts at `l2_norm_clip`.
+        num_microbatches: Number of microbatches of a lot; it must divide the lot size. The mean
+            gradient of each is clipped. None clips every example separately. A microbatch of several
+            examples doubles the sensitivity, which the accounting includes.
+        clipping: "global", the default: the whole gradient at C. "per_layer": each layer at C /
+            sqrt(layers). "each_layer": each layer at C, so that the whole gradient is within C
+            sqrt(layers), which the accounting includes. "automatic": every gradient is scaled to a
+            norm just below C. "adaptive": C starts at `l2_norm_clip` and follows a quantile of the
+            gradient norms, by a noisy count.
         target_quantile: With "adaptive": fraction of gradients that should stay unclipped; default
             0.5.
         quantile_learning_rate: With "adaptive": learning rate of the clip norm; default 0.2.
@@ -64,15 +64,15 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
 
     Raises:
         TypeError: If an argument is unknown.
-        ValueError: If an argument is invalid, or is `gradient_accumulation_steps` (it keeps
-            un-noised sums in slots that checkpoints save; set `physical_batch_size` instead) or
-            `loss_scale_factor`.
+        ValueError: If an argument is invalid, or is `loss_scale_factor` or
+            `gradient_accumulation_steps`, which keeps sums without noise in slots that checkpoints
+            save. Set `physical_batch_size` instead.
 
     Attributes:
         mechanism: Class of the accounting's mechanism for runs of this optimizer.
         title: Name of the mechanism in messages.
         accounted: Names of attributes that the accounting depends on, fixed by the constructor.
-        mean_factor: Factor on the noisy mean in the gradient for the update rule.
+        mean_factor: Factor on the noisy mean before the update rule.
         refused: Names of Keras arguments that are not supported.
 
     Example:
@@ -167,7 +167,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             vars(self)[name] = value
 
     def build(self, variables):
-        """Creates the slots and, with adaptive clipping, the variable C, which is public and saved."""
+        """Creates the slots and, with adaptive clipping, the public variable C, which is saved."""
         super().build(variables)
         if self.adaptive_clipping is not None:
             self._clip_norm = self.add_variable(
@@ -175,7 +175,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             )
 
     def check_class(self) -> None:
-        """Raises ValueError for a user's class that changes the noise but declares no mechanism."""
+        """Raises ValueError for a custom class that changes the noise but declares no mechanism."""
         cls = type(self)
         accounted = next(kind for kind in cls.__mro__ if "mechanism" in vars(kind))
         own = [n for n in NOISE_MAKING if getattr(cls, n) is not getattr(accounted, n)]
@@ -202,8 +202,8 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
 
         Args:
             variables: The trainable variables.
-            l2_norm_clip: C of the session's run; None uses the constructor's argument. With
-                adaptive clipping, the current clip norm replaces both.
+            l2_norm_clip: Clip norm C of the session's run; None takes the constructor's argument.
+                With adaptive clipping, the current clip norm replaces both.
         """
         clip = self.l2_norm_clip if l2_norm_clip is None else l2_norm_clip
         if self._clip_norm is not None:
@@ -250,7 +250,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         }
 
     def scalars(self, variables) -> dict:
-        """Returns values of the mechanism for logs, by name, besides gradients and epsilon.
+        """Returns numbers about the mechanism for logs such as TensorBoard's, by name.
 
         They may only depend on released weights and other public values, since logs may be published.
 
@@ -264,9 +264,9 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
 
         Args:
             variables: The trainable variables, with their current values.
-            first: Iteration of the first step.
+            first: The optimizer's iteration at the first step.
             steps: Number of steps.
-            known: The run that is continued, or None; the entries of its tables do not change.
+            known: The run that is continued, whose tables keep their entries; None for a new run.
         """
         return {}
 
@@ -281,7 +281,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             self._noise = NoiseSource.with_key(np.frombuffer(key, np.int64))
 
     def continues(self, session: Session) -> bool:
-        """Whether training may continue within the open session."""
+        """Returns whether training may continue within the open session."""
         return True
 
     @property
@@ -299,7 +299,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         Args:
             session: The session; its variables have the values of the state.
             state: The result of `secret_state` after `session.entry.taken - lost` steps.
-            lost: Number of steps that were counted after that, whose results are lost.
+            lost: Number of steps that were counted after that state, whose results are lost.
         """
         self.begin(session)
 
@@ -374,7 +374,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             variable.assign(average)
 
     def apply(self, grads, trainable_variables=None):
-        """Raises: gradients that an engine did not bound and sum are not private."""
+        """Raises RuntimeError, because gradients that did not come from an engine are not private."""
         raise RuntimeError(
             f"{type(self).__name__} received gradients that did not come from tfdp's private training "
             "step, so nothing bounds the contribution of an example. In fit(), the model is plain: "
@@ -384,7 +384,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         )
 
     def get_config(self):
-        """Returns the configuration without the seed, from which a reader could redraw the noise."""
+        """Returns the configuration without the seed, with which a reader could redraw the noise."""
         return super().get_config() | {
             "l2_norm_clip": self.l2_norm_clip,
             "noise_multiplier": self.noise_multiplier,
@@ -394,6 +394,6 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         }
 
     def __reduce__(self):
-        """Copies and pickles contain what a file contains: neither seed, noise nor means."""
+        """Makes copies and pickles contain the same as files: neither seed, noise nor means."""
         _, arguments = super().__reduce__()
         return unpickled, arguments

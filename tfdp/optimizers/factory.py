@@ -12,14 +12,18 @@ from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
 
 
 def make_dp_optimizer_class(base: type) -> type[DPKerasOptimizer]:
-    """Creates a private subclass of a Keras optimizer class.
+    """Creates a private optimizer class (DP-SGD) with the update rule of a Keras optimizer class.
 
-    The class is called `DPKeras<Base>Optimizer` and is registered for serialization under this name.
-    Files with such a class load after `import tfdp` if `base` is an optimizer of Keras; for your own
-    optimizer, call this function first. The name is TensorFlow Privacy's.
+    For Keras' own optimizers the class already exists, such as `tfdp.DPKerasLionOptimizer`; use this
+    function for your own optimizer. The class is called `DPKeras<Base>Optimizer` and is registered for
+    serialization under this name. Before you load a file with an optimizer of your own, call this
+    function. Its arguments are those of `base` and of `DPKerasOptimizer`.
 
     Args:
         base: A subclass of `keras.optimizers.Optimizer`.
+
+    Returns:
+        The class.
 
     Raises:
         TypeError: If `base` is not such a class, or is already private.
@@ -64,10 +68,11 @@ def make_class(
     # Users' classes with the same name do not replace each other in files.
     stock = getattr(keras.optimizers, base.__name__, None) is base
     package = "tfdp" if stock else f"tfdp.{base.__module__}"
-    # The docstring of `kind` without its first line, which describes the base class, and its example.
+    # The docstring of `kind`, without its first line (about the base class) and its example.
     told = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[2]
     told = re.split(r"\n\n(?:Attributes|Example):", told)[0]
-    doc = f"`keras.optimizers.{base.__name__}` on private gradients: {kind.title}.\n\n{told}\n\n"
+    title = kind.title[0].upper() + kind.title[1:]
+    doc = f"{title}, with the update rule of `keras.optimizers.{base.__name__}`.\n\n{told}\n\n"
     if stock:
         doc += f"""Example:
     >>> import keras, tfdp

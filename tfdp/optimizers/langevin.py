@@ -4,10 +4,10 @@
 
     theta_{t+1} = theta_t - eta_t / 2 (clipped gradient + noise),  eta_t = eta_0 / t^gamma
 
-The gradients of the examples are clipped and summed, and the noise is added to the sum; both are
+The gradients of the examples are clipped and summed, noise is added to the sum, and the result is
 divided by the public lot size. Taken literally, the paper's algorithm clips the gradient of the whole
-lot; that is `num_microbatches=1` with lots of a fixed size, and its noise is L times larger
-relative to the gradient.
+lot: this is `num_microbatches=1` with lots of a fixed size, with noise that is L times larger relative
+to the gradient.
 """
 
 from typing import Unpack
@@ -55,23 +55,24 @@ class PowerDecay(keras.optimizers.schedules.LearningRateSchedule):
 
 
 class LangevinOptimizer(DPKerasOptimizer, keras.optimizers.SGD):
-    """Half steps along noisy gradients, with the schedule and notation of the paper.
+    """Base class of the optimizers of the dropout paper: half steps along noisy gradients.
 
     Args:
-        learning_rate: eta_0, a float; or a `LearningRateSchedule`, or a function without arguments,
-            for eta_t itself.
-        learning_rate_exponent: Gamma; None takes the paper's 1, or 0 if eta_t is given.
+        learning_rate: eta_0, a float; or eta_t itself, a `LearningRateSchedule` or a function without
+            arguments.
+        learning_rate_exponent: Gamma >= 0 in eta_t = eta_0 / t^gamma; None takes the paper's 1, or 0
+            if eta_t is given.
         steps_per_epoch: Number of steps after which t increases by one; 1 counts steps. (The paper
             updates the rate "per round" and calls T both the number of passes over the data and the
-            number of steps.).
-        clipping: "each_layer", which clips each layer at C, as in the paper, so that the whole
-            gradient is within C sqrt(layers), which the accounting includes; or "global",
+            number of steps.)
+        clipping: "each_layer", the default: each layer is clipped at C, as in the paper, so that the
+            whole gradient is within C sqrt(layers), which the accounting includes. Or "global",
             "per_layer", "automatic" or "adaptive", as in `DPKerasOptimizer`.
-        composition: Name of the composition recipe that the claimed epsilon follows (one of
-            `accounting.mechanisms.READINGS`), or None.
-        noise_multiplier: z >= 0: standard deviation of the noise on the sum, in units of C: twice
-            the paper's sigma, with noise N(0, 4 C^2 sigma^2); or a sequence with one number for
-            each step.
+        composition: The reading of the paper's recipe that the claimed epsilon follows, one of
+            `accounting.mechanisms.READINGS`; None takes the default of the mechanism.
+        noise_multiplier: z >= 0, the standard deviation of the noise on the sum, in units of C. It is
+            twice the paper's sigma, whose noise is N(0, 4 C^2 sigma^2). Or a sequence with one number
+            for each step, which limits the number of steps.
         **kwargs: Arguments of `DPKerasOptimizer` and `keras.optimizers.SGD`.
 
     Raises:
@@ -96,7 +97,7 @@ class LangevinOptimizer(DPKerasOptimizer, keras.optimizers.SGD):
             exponent = 1.0 if learning_rate_exponent is None else learning_rate_exponent
             learning_rate = PowerDecay(learning_rate, exponent, steps_per_epoch)
         elif learning_rate_exponent:
-            expected = "0 with a learning rate that already has a schedule"
+            expected = "0 or None with a learning rate that already has a schedule"
             refuse(
                 "learning_rate_exponent", expected, learning_rate_exponent, "Remove one of the two."
             )

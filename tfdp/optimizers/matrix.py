@@ -3,7 +3,7 @@
 Formal guarantee: an update depends on the gradients of step t only through (G_t + C y_t) / L, with
 G_t the sum of clipped gradients, C the clip norm, and z-scaled noise y = S^-1 xi with S the strategy
 (`noise.correlated`), so that all updates together are a matrix mechanism
-(`accounting.mechanisms.matrix`). The strategy is a public matrix that was fixed before training.
+(`accounting.linear_steps`). The strategy is a public matrix that was fixed before training.
 Everything else an optimizer does (learning rate, momentum, Adam's moments) is post-processing, and may
 change at any time.
 
@@ -29,21 +29,24 @@ from tfdp.optimizers.factory import make_class
 
 
 class MatrixDPOptimizer(DPKerasOptimizer):
-    """Base of the optimizers with correlated noise; see `make_matrix_optimizer_class`.
+    """Base class of the optimizers with correlated noise; see `make_matrix_optimizer_class`.
 
-    The noise of a step cancels part of the earlier noise, so that the sum of all updates has less of it
-    (Denisov et al. 2022, "Improved Differential Privacy for SGD via Optimal Private Linear Operators on
-    Adaptive Streams"; Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization"). Clipping
-    and update rule are as in DP-SGD.
+    The noise of a step cancels part of the earlier noise, so that the sum of all updates has less noise
+    than with DP-SGD (Denisov et al. 2022, "Improved Differential Privacy for SGD via Optimal Private
+    Linear Operators on Adaptive Streams"; Choquette-Choo et al. 2023, "(Amplified) Banded Matrix
+    Factorization"). Clipping and update rule are as in DP-SGD. Draw lots by
+    `tfdp.data.make_lots("cyclic_poisson", ..., groups=bands)`; `tfdp.accounting.best_bands` chooses the
+    number of bands for a budget.
 
     Args:
-        strategy: "identity" (DP-SGD), "prefix_sum" (SI-DPSGD's noise), "sqrt_toeplitz",
+        strategy: "identity" (DP-SGD), "prefix_sum" (the noise of SI-DPSGD), "sqrt_toeplitz",
             "banded_toeplitz" (optimized numerically), or a `tfdp.accounting.Strategy`.
-        bands: Number of nonzero coefficients of the strategy; the state has bands - 1 float32
-            numbers for each weight. Required for "banded_toeplitz": with cyclic Poisson lots, at
-            most the number of groups, as the amplification needs; with a fixed order, at most the
-            steps of an epoch. With "sqrt_toeplitz", None means `steps` bands.
-        objective: "mean" or "max": the error that "banded_toeplitz" minimizes; None means "mean".
+        bands: Number of nonzero coefficients of the strategy. The state has bands - 1 float32 numbers
+            for each weight. Required for "banded_toeplitz": with cyclic Poisson lots, at most the
+            number of groups, as the amplification needs; with a fixed order, at most the steps of an
+            epoch. With "sqrt_toeplitz", None takes `steps` bands.
+        objective: The noise on the weights that "banded_toeplitz" minimizes: "mean" (root mean
+            square over the steps) or "max"; None takes "mean".
         steps: Planned number of steps, for which "banded_toeplitz" is optimized. Further steps use
             the same strategy and are accounted correctly, but the strategy is no longer optimal.
         *args, **kwargs: Arguments of the Keras optimizer and of `DPKerasOptimizer`.
@@ -145,13 +148,16 @@ def _as_strategy(strategy, bands, objective, steps) -> Strategy:
 
 
 def make_matrix_optimizer_class(base: type) -> type[DPKerasOptimizer]:
-    """Creates a subclass of a Keras optimizer class that trains with correlated noise.
+    """Creates an optimizer class with correlated noise and the update rule of a Keras optimizer.
 
     The class is called `MatrixDP<Base>Optimizer` and is registered for serialization under this name,
-    as with `make_dp_optimizer_class`.
+    as with `make_dp_optimizer_class`. `MatrixDPSGDOptimizer` lists its arguments.
 
     Args:
         base: A subclass of `keras.optimizers.Optimizer`.
+
+    Returns:
+        The class.
 
     Raises:
         TypeError: If `base` is not such a class, or is already private.

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 
 def means_of(totals: list, divisor: int, penalties: list) -> list:
-    """Returns means over a nominal lot, plus the gradients of the weight regularizers.
+    """Returns the noisy means over a nominal lot, plus the gradients of the weight regularizers.
 
     Args:
         totals: Noisy sums over the lot, one tensor for each variable.

@@ -18,14 +18,16 @@ _WORD = 2**32
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class NoisySGD(keras.optimizers.SGD):
-    """Keras' SGD with noisy gradients: w <- w - learning_rate * (g + update_noise * n).
+    """Keras' SGD with Gaussian noise on the gradients, for experiments without privacy.
 
-    Each step and each weight have independent noise, and momentum averages the noisy gradients.
+    An update is w <- w - learning_rate * (g + update_noise * n). Use it to see how well a network
+    tolerates noise (SI-DPSGD, section 3). It gives no privacy, because no gradient is clipped. Each
+    step and each weight have independent noise, and momentum averages the noisy gradients.
 
     Args:
         update_noise: Standard deviation of the noise on every entry of the gradient; at least 0.
-        seed: An integer seed of the noise, from 0 to 2**32 - 1; None draws it from the operating
-            system's entropy.
+        seed: Seed of the noise, an integer from 0 to 2**32 - 1; None takes one from the operating
+            system.
         **kwargs: Arguments of `keras.optimizers.SGD`.
 
     Raises:

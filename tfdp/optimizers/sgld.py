@@ -27,14 +27,15 @@ from tfdp.optimizers.langevin import LangevinOptimizer
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class SGLDOptimizer(LangevinOptimizer):
-    """Langevin dynamics with at least the noise of the mechanism: the baseline of DP dropout.
+    """Stochastic gradient Langevin dynamics with private gradients, the baseline of the dropout paper.
 
     A step is half the learning rate times the noisy mean gradient (Welling and Teh 2011, "Bayesian
-    Learning via Stochastic Gradient Langevin Dynamics"). The noise of Langevin dynamics is used,
-    unless the noise multiplier asks for more.
+    Learning via Stochastic Gradient Langevin Dynamics"). The noise is that of Langevin dynamics, or
+    that of the noise multiplier if it is larger; only the noise multiplier is accounted. Use it to
+    reproduce the paper; for other purposes, DP-SGD is the usual choice.
 
     Args:
-        num_examples: Public number N of examples.
+        num_examples: Public number N of examples, which determines the noise of Langevin dynamics.
         **kwargs: Arguments of `LangevinOptimizer`.
 
     Raises:

@@ -11,7 +11,7 @@ float64: they are rounded before the noise is added, and in float32 one example 
 coordinate that crosses a rounding boundary by a whole unit in the last place.
 
 Formal guarantee: an observer of every theta sees a matrix mechanism with noise on prefix sums
-(`accounting.mechanisms.si_dpsgd`); there is no guarantee against an observer of any mu. The means are
+(`accounting.linear_steps`); there is no guarantee against an observer of any mu. The means are
 stored where Keras and TensorFlow do not save them. Only `release_means`, which the accounting covers,
 releases them.
 """
@@ -73,15 +73,15 @@ class _Hidden:
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class SIDPSGDOptimizer(DPKerasOptimizer):
-    """SI-DPSGD with SGD, momentum or Nesterov momentum on the means.
+    """SI-DPSGD: trains secret means without noise, and gives the model the means plus fresh noise.
 
-    The optimizer keeps secret, un-noised means of the weights, and gives the model the means plus
-    fresh noise (Davody, Adelani, Kleinbauer and Klakow 2020, "Robust Differentially Private Training of
-    Deep Neural Networks", Algorithm 1). The proven epsilon is often far larger than the paper's.
+    Use it to reproduce the paper (Davody, Adelani, Kleinbauer and Klakow 2020, "Robust Differentially
+    Private Training of Deep Neural Networks", Algorithm 1). The proven epsilon is often far larger than
+    the paper's; for other purposes, DP-SGD is the usual choice.
 
     With momentum, v <- beta v + g; mu <- mu - eta v (or eta (g + beta v) for Nesterov), as in the
     authors' PyTorch code: the learning rate is not part of the velocity. The noise is *not* inside the
-    momentum, so momentum 0.9 multiplies the effect of one example on the weights by up to 10; the
+    momentum, so momentum 0.9 multiplies the effect of one example on the weights by up to 10. The
     proven epsilon accounts for it.
 
     Assign weights only between two fits: the next step of a fit overwrites values from a callback.
@@ -91,12 +91,14 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
             scales the noise and enters the accounting, so it cannot be assigned later.
         momentum: Beta in [0, 1); default 0.
         nesterov: Whether the momentum is Nesterov's; default False.
-        update_rule: A Keras optimizer that updates the means instead of SGD; its learning rate also
-            scales the noise. Its state is secret and un-noised like the means, so no finite epsilon
-            can be proven, and it requires guarantee="claimed".
-        guarantee: "proven", or "claimed" to reproduce the paper's results.
-        release: "theta", one draw of the weights, frozen; or "mu", the means themselves, as
-            evaluated by the authors' code, for which no finite epsilon can be proven.
+        update_rule: A Keras optimizer that updates the means instead of SGD; None takes SGD. Its
+            learning rate also scales the noise. Its state is secret and without noise, like the means,
+            so no finite epsilon can be proven, and it requires guarantee="claimed".
+        guarantee: "proven" refuses an `update_rule`, for which nothing is proven; "claimed" allows it,
+            to reproduce the paper's results.
+        release: The weights that you release: "theta", the noisy draw in the model; or "mu", the means
+            themselves, by `release_means`, as evaluated by the authors' code. No finite epsilon can be
+            proven for "mu".
         name: Name of the optimizer.
         **kwargs: Arguments of `DPKerasOptimizer`.
 
@@ -202,9 +204,9 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
         return fields | {"learning_rates": rates}
 
     def begin(self, session) -> None:
-        """Starts the means at the public weights, without velocity.
+        """Starts the means at the weights of the model, without velocity.
 
-        Earlier training affects the new session only through the released weights.
+        So earlier training affects the new session only through released weights.
 
         Args:
             session: The session that was opened.
@@ -223,8 +225,8 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
         coarse = sorted({v.dtype for v in variables} - {"float32", "float64"})
         if coarse:
             raise ValueError(
-                "SI-DPSGD starts its means at the weights of the model, whose precision is too low in "
-                f"{coarse}. Use float32 or float64 weights, such as those of the policy mixed_bfloat16."
+                f"SI-DPSGD needs float32 or float64 weights. Received the dtypes {coarse}. With the "
+                "policy mixed_bfloat16, weights are float32."
             )
         super().begin(session)
         first = int(self.iterations.numpy())
@@ -252,7 +254,7 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
                 variable.assign(state[name])
 
     def continues(self, session) -> bool:
-        """Whether the weights are those that this optimizer last assigned."""
+        """Returns whether the weights are those that this optimizer last assigned."""
         variables, shown = session.variables, self._hidden.shown
         same = len(variables) == len(shown) and all(
             np.array_equal(v.numpy(), last.numpy(), equal_nan=True)
@@ -302,7 +304,7 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
             mean.assign(tf.convert_to_tensor(mean) - rate * direction)
 
     def release_means(self, variables) -> None:
-        """Writes the un-noised means into the model. Publishing them has no finite guarantee.
+        """Writes the means into the model, without noise. Publishing them has no finite guarantee.
 
         Args:
             variables: The trainable variables of the model.

@@ -100,7 +100,7 @@ def test_every_pattern_is_covered(plan, sampling):
 
 POISSON = vary(BASE, num_examples=10, lot_size=3, steps=2, sampling="poisson", noise_multiplier=2.0)
 EPSILONS = np.array([0.0, 0.1, 0.3, 0.7, 1.2])
-AXIS = np.linspace(-15, 15, 1201)
+AXIS = np.linspace(-15, 15, 601)
 
 
 def two_steps(run, against, second):
@@ -111,18 +111,14 @@ def two_steps(run, against, second):
       second: the gradient of the second step, a function of the first release.
     """
     z, q, c = run.mechanism.noise_multiplier, run.sampling.probability, matrix(run)
-    first, last = np.meshgrid(AXIS, AXIS, indexing="ij")
 
     def density(sign):
-        total = np.zeros_like(first)
+        total = 0.0
         for m, n in itertools.product((0, 1), repeat=2):
-            centre = c[1, 0] * m + c[1, 1] * n * second(first)
             chance = q ** (m + n) * (1 - q) ** (2 - m - n)
-            total += (
-                chance
-                * stats.norm.pdf(first, sign * m * c[0, 0], z)
-                * stats.norm.pdf(last, sign * centre, z)
-            )
+            centre = c[1, 0] * m + (c[1, 1] * second(AXIS)[:, None] if n else 0.0)
+            first = stats.norm.pdf(AXIS, sign * m * c[0, 0], z)[:, None]
+            total = total + chance * first * stats.norm.pdf(AXIS, sign * centre, z)
         return total * (AXIS[1] - AXIS[0]) ** 2
 
     p, o = density(1.0), density(against)
@@ -143,12 +139,12 @@ def test_no_adaptive_gradient_exceeds_theorem_f(adjacency, against, plan, length
     curve = curve_of(gaussian_steps.amplified(run, noise, adjacency, length).losses, 1e-6)
     bound = np.array([curve(e) for e in EPSILONS])
     sign = math.copysign(1.0, plan.first(2)[1])
-    constant = np.max(two_steps(run, against, lambda y: sign), axis=0)
+    constant = np.max(two_steps(run, against, lambda y: sign + 0 * y), axis=0)
     assert np.all(constant <= bound)
     assert np.all(constant[:3] >= 0.5 * bound[:3])  # otherwise, even a wrong bound would hold
     if length == 1:
         assert np.all(constant[:2] >= 0.9 * bound[:2])
-    for second in (np.sign, lambda y: -np.sign(y), lambda y: -sign, lambda y: np.cos(y)):
+    for second in (np.sign, lambda y: -np.sign(y), lambda y: 0 * y - sign, np.cos):
         for found in two_steps(run, against, second):
             assert np.all(found < constant)
 

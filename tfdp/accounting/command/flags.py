@@ -18,8 +18,8 @@ TABLES = ("noise_multiplier", "epochs", "steps", "lot_size", "num_examples", "de
 # Flags of other commands, and the advice to give here.
 _ELSEWHERE = {
     "dataset": "Pass the number of its examples as --num_examples.",
-    "l2_norm_clip": "It cancels in every guarantee. Leave it out.",
-    "max_grad_norm": "It cancels in every guarantee. Leave it out.",
+    "l2_norm_clip": "It cancels in every guarantee. Remove it.",
+    "max_grad_norm": "It cancels in every guarantee. Remove it.",
     "sample_rate": "Pass --num_examples and --lot_size, which determine it.",
     "used_microbatching": "Pass --microbatch_size, the number of examples clipped together.",
 }
@@ -28,10 +28,13 @@ _ENCODED = Need("mechanism", lambda name: "noise" in mechanism_class(name).setti
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
-    """Values of all flags. The help of each is in `SETTINGS`.
+    """Values of all flags.
 
     `num_examples` and `lot_size` have no default; `plan.check_complete` raises without them.
-    `typed` and `chosen` are the names of the flags that the user typed, and that `plan` chose.
+
+    Attributes:
+        typed: Names of the flags that the user typed.
+        chosen: Names of the flags for which `plan` chose a default.
     """
 
     noise_multiplier: float | None = common.noise_multiplier.field(
@@ -129,7 +132,7 @@ _SPELLINGS = {also: name for name, known in SETTINGS.items() for also in (name, 
 
 
 def parse(argv: Sequence[str], doc: str | None = None) -> Flags:
-    """Returns the flags of a command line; a dash inside the name of a flag is an underscore.
+    """Returns the flags of a command line; `--lot-size` is the same as `--lot_size`.
 
     Args:
         argv: The command line, without the name of the program.
@@ -148,7 +151,7 @@ def parse(argv: Sequence[str], doc: str | None = None) -> Flags:
 
 
 def _spelled(word: str) -> str:
-    """The usual spelling of a flag. Raises ValueError for a flag of other commands."""
+    """Returns the usual spelling of a flag; raises ValueError for a flag of other commands."""
     name, equals, value = word.partition("=")
     name = name[2:].replace("-", "_")
     if word[:2] != "--" or not name:
@@ -162,7 +165,7 @@ def table_of(flags: Flags) -> tuple[str, list[int | float]] | None:
     """Returns the name of the flag that --table varies, and its values; None without --table.
 
     Raises:
-        ValueError: If --table is not understood, or the flag is set as well.
+        ValueError: If --table has another form, or the flag that it varies is also set.
     """
     if flags.table is None:
         return None
@@ -174,7 +177,9 @@ def table_of(flags: Flags) -> tuple[str, list[int | float]] | None:
             f"{did_you_mean(typed, TABLES)}"
         )
     if name in flags.typed:
-        raise ValueError(f"--{name} and --table={typed}=... cannot both be set. Leave one out.")
+        raise ValueError(
+            f"--{name} and --table={typed}=... cannot both be set. Remove one of them."
+        )
     try:
         return name, _values(texts, SETTINGS[name].kind)
     except ValueError as error:

@@ -31,9 +31,12 @@ _ASKED = (
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The run of some flags; with a budget, its noise multiplier is 0 until `with_noise`.
+    """The run that the flags describe; with a budget, its noise multiplier is 0 until `with_noise`.
 
-    `notes` are sentences about the defaults that were chosen.
+    Attributes:
+        run: The run.
+        flags: The flags, with defaults filled in.
+        notes: Sentences about the defaults that were chosen.
     """
 
     run: Run
@@ -41,7 +44,7 @@ class Plan:
     notes: tuple[str, ...] = ()
 
     def with_noise(self) -> "Plan":
-        """The plan with the noise of the budget. Raises ValueError if no noise meets it."""
+        """Returns the plan with the noise for the budget; raises ValueError if no noise meets it."""
         flags = self.flags
         if flags.epsilon is None:
             return self
@@ -67,7 +70,7 @@ class Plan:
         return proven(self.run, self.flags.delta, self.flags.adjacency)
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan in JSON-safe form."""
+        """Returns the plan in JSON-safe form."""
         return {
             "noise_multiplier": None if math.isnan(self.noise) else self.noise,
             "claimed": self.claimed.to_dict(),
@@ -78,7 +81,12 @@ class Plan:
 
 
 def check_complete(flags: Flags, varied: str | None = None) -> None:
-    """Raises ValueError if flags are missing or exclude each other; --table sets `varied`."""
+    """Raises ValueError if flags are missing or exclude each other.
+
+    Args:
+        flags: The flags.
+        varied: The flag that --table varies, which counts as given; None without --table.
+    """
     given = flags.typed if varied is None else flags.typed | {varied}
     check_rivals(SETTINGS, given)
     missing = [f"--{name}" for name in ("num_examples", "lot_size") if name not in given]
@@ -163,5 +171,5 @@ def _learning_rates(flags: Flags, steps: int) -> float | tuple[float, ...]:
 
 
 def flag_words(values: dict[str, Any]) -> str:
-    """Flags as on a command line."""
+    """Returns flags as on a command line."""
     return " ".join(flag_of(name, value) for name, value in values.items())

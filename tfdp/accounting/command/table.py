@@ -15,7 +15,13 @@ _BAR = 24
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Plans for several values of the flag `name`, calibrated to the budget if there is one."""
+    """Plans for several values of one flag, calibrated to the budget if there is one.
+
+    Attributes:
+        name: The flag that varies.
+        values: Its values.
+        rows: The plan for each value.
+    """
 
     name: str
     values: tuple[int | float, ...]
@@ -27,7 +33,7 @@ class Table:
         return self.rows[0].flags.epsilon is not None
 
     def common(self, name: str) -> Any:
-        """The common value of a flag in all rows, typed or chosen; None if it differs or is not set."""
+        """Returns the common value of a flag in all rows, typed or chosen; None if there is none."""
         values = {getattr(row.flags, name) for row in self.rows}
         return values.pop() if len(values) == 1 else None
 
@@ -52,7 +58,7 @@ def make(flags: Flags, name: str, values: Sequence[int | float]) -> Table:
 
 
 def text(table: Table) -> str:
-    """The table as text."""
+    """Returns the table as text."""
     first, *others = (row.chosen for row in table.rows)
     common = {n: v for n, v in first.items() if all(each.get(n) == v for each in others)}
     lines = [title(table)]
@@ -74,7 +80,7 @@ def text(table: Table) -> str:
 
 
 def title(table: Table) -> str:
-    """The flags of the table, without the one that varies."""
+    """Returns the flags of the table, without the one that varies."""
     flags = table.rows[0].flags
     known = {*flags.typed, *flags.chosen} - {table.name}
     return flag_words(
@@ -83,7 +89,7 @@ def title(table: Table) -> str:
 
 
 def to_dict(table: Table) -> dict[str, Any]:
-    """The table in JSON-safe form."""
+    """Returns the table in JSON-safe form."""
     pairs = zip(table.values, table.rows, strict=True)
     return {
         "over": table.name,

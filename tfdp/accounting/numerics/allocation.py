@@ -7,15 +7,15 @@ mean Y of t independent X = exp(x / z - 1 / (2 z^2)), where x is standard normal
 is 1, and the hockey-stick divergences are the means of max(Y - e^epsilon, 0) and
 max(1 - e^epsilon Y, 0) under N(0): convex functions of Y.
 
-So the law of any number that exceeds Y in the convex order gives an upper bound on both. Moving the
-mass of X between two points of a lattice to these two, with its mean unchanged, gives such a law for
-X, and sums of independent numbers keep the order. Sums on an even lattice are convolutions. Truncated
-tails count as a complete loss, in both orders.
+So the law of any number that exceeds Y in the convex order gives an upper bound on both. Such a law for
+X moves the mass between two points of a lattice to these two points, with its mean unchanged. Sums of
+independent numbers keep the order. Sums on an even lattice are convolutions. Truncated tails count as a
+complete loss, in both orders.
 
-In few lots, Y may be so small or so large that steps of an even lattice are a factor of several. There
-the lattice is even in log X, and the sum of two numbers on it is split between two of its points again.
-How far these lie above the larger number depends on the quotient of the two only. All terms are
-positive, so rounding is relative to each mass.
+In few lots, Y may be so small or so large that one step of an even lattice multiplies it several times.
+There the lattice is even in log X, and the sum of two numbers on it is split between two of its points
+again. The distance of these points from the larger number depends only on the quotient of the two. All
+terms are positive, so rounding is relative to each mass.
 """
 
 import dataclasses
@@ -62,7 +62,7 @@ class _Law:
 
 
 def positive_losses(probability: float, multiplier: float) -> tuple[Losses, Losses]:
-    """Positive losses of one epoch of 1 / `probability` lots in both orders."""
+    """Returns the positive losses of one epoch of 1 / `probability` lots in both orders."""
     lots = round(1 / probability)
     if lots <= _FEW and multiplier <= _LITTLE:
         return _of_few(lots, 1 / multiplier)
@@ -124,7 +124,7 @@ def _positive(atoms, infinite: float) -> Losses:
 
 
 def reach(probability: float, multiplier: float) -> float:
-    """Approximate largest finite loss."""
+    """Returns the approximate largest finite loss."""
     shift = 1 / multiplier
     return shift * _FAR + shift**2 / 2
 
@@ -233,7 +233,7 @@ def _split(points: np.ndarray, shift: float) -> np.ndarray:
 
 
 def split(points: np.ndarray, mass: np.ndarray, mean: np.ndarray) -> np.ndarray:
-    """Splits a mass of each cell between its two points, so that its mean (times mass) is kept."""
+    """Splits the mass of each cell between its two points; `mean` is the mean times the mass, kept."""
     upper = np.clip((mean - points[:-1] * mass) / np.diff(points), 0.0, mass)
     chances = np.zeros(len(points))
     chances[1:] = upper
@@ -242,6 +242,6 @@ def split(points: np.ndarray, mass: np.ndarray, mean: np.ndarray) -> np.ndarray:
 
 
 def between(ends: np.ndarray) -> np.ndarray:
-    """Standard normal masses between neighbouring points, without cancellation in the tails."""
+    """Returns standard normal masses between neighbouring points, without cancellation in the tails."""
     below, above = np.diff(special.ndtr(ends)), -np.diff(special.ndtr(-ends))
     return np.where(ends[:-1] > 0, above, below)

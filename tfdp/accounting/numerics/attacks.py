@@ -1,8 +1,8 @@
 """Attacks that a guarantee permits: rates of membership tests, and the chance of large losses.
 
 Everything follows from a curve: the least delta for each epsilon of at least 0, in both orders of two
-neighbours. For each of its points, a test with false positive rate f has a true positive rate of at
-most e^epsilon f + delta and 1 - e^-epsilon (1 - delta - f) (Kairouz, Oh, Viswanath 2015).
+neighbours. For each point of the curve, a test with false positive rate f has a true positive rate of
+at most e^epsilon f + delta and at most 1 - e^-epsilon (1 - delta - f) (Kairouz, Oh, Viswanath 2015).
 """
 
 import math
@@ -20,7 +20,7 @@ _LINES, _SMALL, _FARTHEST = 300, 1e-9, 400.0
 
 
 def of_one_point(epsilon: float, delta: float) -> Curve:
-    """The curve of a mechanism that is only known to be (epsilon, delta)-DP."""
+    """Returns the curve of a mechanism that is only known to be (epsilon, delta)-DP."""
     if math.isinf(epsilon):
         return lambda _: 1.0
 
@@ -33,19 +33,22 @@ def of_one_point(epsilon: float, delta: float) -> Curve:
 
 
 def largest_tpr(curve: Curve, fpr: float) -> float:
-    """Largest true positive rate of a membership test at a false positive rate in (0, 1)."""
+    """Returns the largest true positive rate of a test at a false positive rate in (0, 1)."""
     found = _least(lambda e: math.exp(e) * fpr + curve(e), -math.log(fpr))
     other = _least(lambda e: 1.0 - math.exp(-e) * (1.0 - curve(e) - fpr), _MOST)
     return min(found, other, 1.0)
 
 
 def trade_off(curve: Curve, epsilon: float) -> tuple[np.ndarray, np.ndarray]:
-    """The whole trade-off of a test: rising false positive rates, with the least false negative rates.
+    """Returns the trade-off of a test: rising false positive rates, and least false negative rates.
 
     Every point of the curve is a line below the trade-off: no test has f + e^-epsilon n below
     e^-epsilon (1 - delta), nor with the two rates exchanged. The result has the corners of the largest
     of these lines, at many points of the curve. Straight lines between them are valid, too.
-    `epsilon` is about where the curve becomes small; infinite if it never does.
+
+    Args:
+        curve: The curve.
+        epsilon: About where the curve becomes small; infinite if it never does.
     """
     if math.isinf(epsilon) or curve(0.0) >= 1.0:
         return np.array([0.0, 1.0]), np.zeros(2)
@@ -63,9 +66,9 @@ def trade_off(curve: Curve, epsilon: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def lower_hull(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The corners of the largest convex function below points with rising x.
+    """Returns the corners of the largest convex function below points with rising x.
 
-    A convex function below the points is below it, too.
+    Every convex function below the points is also below this one.
     """
     kept: list[int] = []
     for k in range(len(x)):
@@ -79,7 +82,7 @@ def lower_hull(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def chance_of_more(curve: Curve, epsilon: float) -> float:
-    """Upper bound on the chance of a privacy loss above a positive epsilon.
+    """Returns an upper bound on the chance of a privacy loss above a positive epsilon.
 
     Such outcomes alone add at least 1 - e^(t - epsilon) of their chance to delta at any t < epsilon.
     """

@@ -7,7 +7,7 @@ from scipy import special
 
 
 def binomial(number: int, chance: float, tail: float) -> tuple[np.ndarray, float]:
-    """Probabilities of the numbers of successes in `number` independent trials.
+    """Returns the probabilities of the numbers of successes in `number` independent trials.
 
     Returns:
         (probabilities of 0..k_max successes, probability of more); k_max is the first number beyond
@@ -29,7 +29,13 @@ def binomial(number: int, chance: float, tail: float) -> tuple[np.ndarray, float
 
 
 def hypergeometric(population: int, drawn: int, marked: int) -> np.ndarray:
-    """Probabilities of 0, 1, ... `marked` items among `drawn` ones, drawn without replacement."""
+    """Returns the probabilities of 0, 1, ... marked items among those drawn without replacement.
+
+    Args:
+        population: Number of items.
+        drawn: Number of drawn items.
+        marked: Number of marked items in the population.
+    """
     marked = min(marked, population)
     first = max(drawn + marked - population, 0)
     # With differences of log-gammas, a large population would lose digits; see `binomial`.

@@ -46,10 +46,12 @@ _MOST_KNOWN = 50
 
 
 def ways(draws: np.ndarray, noise_multiplier: float, replaces: bool) -> list[tuple[Component, ...]]:
-    """Public mixtures that each dominate one step of DP-SGD with lots of fixed size.
+    """Returns public mixtures that each dominate one step of DP-SGD with lots of fixed size.
 
-    `draws` are the probabilities that a user's records are drawn 0, 1, 2, ... times in all. `replaces`:
-    their terms are replaced, and not only left out.
+    Args:
+        draws: Probabilities that a user's records are drawn 0, 1, 2, ... times in all.
+        noise_multiplier: The noise multiplier of one group of weights.
+        replaces: Whether the user's terms are replaced, rather than left out.
     """
     pair, unit = ("triangle", 2.0) if replaces else ("slot", 1.0)
     chances = draws / draws.sum()

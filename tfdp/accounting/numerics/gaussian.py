@@ -18,7 +18,7 @@ _SQRT2 = math.sqrt(2.0)
 
 
 def log_delta(epsilon: float, mu: ArrayLike) -> np.ndarray:
-    """Log of the privacy profile of N(0, 1) against N(mu, 1), mu > 0; -inf where it underflows."""
+    """Returns log delta(epsilon) of N(0, 1) against N(mu, 1), mu > 0; -inf where it underflows."""
     mu = np.asarray(mu, dtype=float)
     a, b = mu / 2 - epsilon / mu, mu / 2 + epsilon / mu
     # epsilon - b^2/2 equals -a^2/2. Writing the second term with erfcx and -a^2/2 avoids the
@@ -35,18 +35,26 @@ def log_delta(epsilon: float, mu: ArrayLike) -> np.ndarray:
 
 
 def epsilon_of_mu(mu: float, delta: float) -> float:
-    """Smallest epsilon for which a mu-GDP mechanism is (epsilon, delta)-DP; mu may be infinite."""
+    """Returns the least epsilon with which a mu-GDP mechanism is (epsilon, delta)-DP; mu may be inf."""
     return epsilon_of_mixture(np.array([mu * mu]), np.array([1.0]), 0.0, delta)
 
 
 def epsilon_of_mixture(
     squares: np.ndarray, probabilities: np.ndarray, overflow: float, delta: float
 ) -> float:
-    """Upper bound on epsilon of a mechanism whose mu is drawn at random, independently of the data.
+    """Returns an upper bound on epsilon if mu is drawn at random, independently of the data.
 
-    By joint convexity the profile is at most the average of those of the outcomes, of mu^2 `squares`,
-    plus the probability `overflow` of those that are left out (Theorem B). It is infinite if
-    `overflow` plus the probability of an infinite mu is not below delta.
+    By joint convexity, the profile is at most the average of the profiles of the outcomes, plus the
+    probability of the outcomes that are left out (Theorem B).
+
+    Args:
+        squares: mu^2 of the outcomes.
+        probabilities: Their probabilities.
+        overflow: Probability of the outcomes that are left out.
+        delta: Probability in (0, 1).
+
+    Returns:
+        Epsilon; infinite if `overflow` plus the probability of an infinite mu is not below delta.
     """
     infinite = ~np.isfinite(squares)
     overflow = overflow + float(probabilities[infinite].sum())

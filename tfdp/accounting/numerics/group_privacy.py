@@ -7,7 +7,8 @@ D_k, it is (k e, d S)-DP with
     S = 1 + exp(e) + ... + exp((k - 1) e) = (exp(k e) - 1) / (exp(e) - 1).
 
 It holds for the mechanism as a whole, so `losses` here are those of everything that was released,
-composed; their epsilons bound both orders. Each point of their curve gives one for the k changes.
+composed; their epsilons bound both orders. Each point of the curve of one change gives a point of the
+curve of k changes.
 """
 
 import math
@@ -23,7 +24,7 @@ _TOLERANCE, _LEAST = 1e-6, -600.0
 
 
 def log_sum(epsilon: float, changes: int) -> float:
-    """log S for an epsilon of one change of at least 0."""
+    """Returns log S for the epsilon of one change, which is at least 0."""
     if epsilon == 0:
         return math.log(changes)
     rest = math.log(math.expm1(-changes * epsilon) / math.expm1(-epsilon))
@@ -33,7 +34,7 @@ def log_sum(epsilon: float, changes: int) -> float:
 def epsilon_of(
     losses: Sequence[Loss], delta: float, changes: int, below: float = math.inf
 ) -> Spent | None:
-    """Epsilon of two or more `changes`, each with these `losses`.
+    """Returns epsilon for two or more `changes`, each with these `losses`.
 
     Returns:
         The epsilon at `delta`; None if it is not below `below`.
@@ -73,9 +74,13 @@ def epsilon_of(
 def curve_of(
     losses: Sequence[Loss], delta: float, epsilon: float, changes: int = 1
 ) -> attacks.Curve:
-    """Proven delta for each epsilon of at least 0, for `changes` changes.
+    """Returns the curve of proven delta over epsilon, of at least 0, for a number of changes.
 
-    `epsilon` is known to be finite at `delta`; see `privacy_loss.curve_of`.
+    Args:
+        losses: The losses of one change.
+        delta: Probability at which the curve is accurate; see `privacy_loss.curve_of`.
+        epsilon: The finite epsilon at `delta`.
+        changes: Number of changes.
     """
     one = privacy_loss.curve_of(losses, delta * math.exp(-log_sum(epsilon / changes, changes)))
 

@@ -29,7 +29,7 @@ _BLOCKS, _ENTRIES = 512, 4_000_000
 
 
 def largest_root(products: np.ndarray) -> float:
-    """The largest eigenvalue, with room for rounding.
+    """Returns the largest eigenvalue, with room for rounding.
 
     If the matrix has negative eigenvalues, a multiple of the identity is added first.
     """
@@ -79,14 +79,14 @@ class Dynamics:
         return bool(np.all(np.diff(self.lr) <= 0) and np.all(np.diff(self.beta) <= 0))
 
     def prefix_sum_scale(self) -> float | None:
-        """The number w if W is w times the matrix of prefix sums, else None."""
+        """Returns the number w if W is w times the matrix of prefix sums, and otherwise None."""
         constant = all(np.all(each == each[0]) for each in (self.lr, self.row_weight))
         if not constant or np.any(self.beta) or not self.lr[0] > 0:
             return None
         return float(np.sqrt(self.row_weight[0]) * self.lr[0])
 
     def means(self, multiplicities: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-        """The change of the mean after each step, for several patterns m at once."""
+        """Yields the change of the mean after each step, for several patterns m at once."""
         momentum = mean = np.zeros(())
         for t, present in enumerate(multiplicities):
             momentum = self.beta[t] * momentum + present
@@ -95,14 +95,18 @@ class Dynamics:
             yield mean
 
     def squared_response(self, multiplicities: Iterable[np.ndarray]) -> np.ndarray:
-        """||W m||^2, for several patterns m at once: for each step, a number or one per pattern."""
+        """Returns ||W m||^2 for several patterns m at once.
+
+        Args:
+            multiplicities: For each step, one number for all patterns, or one for each.
+        """
         total = np.zeros(())
         for weight, mean in zip(self.row_weight, self.means(multiplicities), strict=False):
             total = total + weight * mean * mean
         return total
 
     def cyclic(self, period: int) -> float:
-        """||W m||^2 of the worst record that is in every `period`-th step."""
+        """Returns ||W m||^2 of the worst record that is in every `period`-th step."""
         offsets = 1 if self.non_increasing else min(period, len(self.lr))
         return float(np.max(self.squared_response(self._patterns(offsets, period))))
 
@@ -116,7 +120,7 @@ class Dynamics:
             present[mine] = 0.0
 
     def joint_square(self, period: int, length: int) -> float:
-        """Largest eigenvalue of the inner products of vectors w_e; infinity if it is not computed.
+        """Returns the largest eigenvalue of the inner products of vectors w_e, or infinity if unknown.
 
         Of the steps in which a record can take part, `period` apart, each `length` are a block e.
         <w_e, w_f> is at least the inner product of any columns of |W| from the blocks e and f. If an
@@ -136,7 +140,7 @@ class Dynamics:
         return largest_root(columns.T @ columns)
 
     def shuffled(self, period: int) -> float:
-        """Bound on ||W m||^2 for a record in one step of every epoch of `period` steps.
+        """Returns a bound on ||W m||^2 for a record in one step of every epoch of `period` steps.
 
         With U_e[t] = max of W[t, s] over the steps s <= t of epoch e, W m <= sum_e U_e row by row,
         whatever the permutations are. `full_columns` bounds the entries of a column in all rows.
@@ -151,7 +155,7 @@ class Dynamics:
         return float(self.row_weight @ reached**2)
 
     def full_columns(self) -> np.ndarray:
-        """H_s: the change of the last mean per unit of gradient in step s, shape (T,).
+        """Returns H_s, the change of the last mean per unit of gradient in step s, shape (T,).
 
         Before division by the noise scale of the row, the entries of a column of W only grow with the
         row. So H_s bounds them in every row.
@@ -166,7 +170,7 @@ class Dynamics:
         return total
 
     def column_norms(self) -> np.ndarray:
-        """Exact ||W[:, s]|| for every step s, shape (T,), in one backward pass.
+        """Returns the exact ||W[:, s]|| for every step s, shape (T,), in one backward pass.
 
         The squared norm of all rows from s on is a quadratic form P_s of the state (momentum, mean)
         after step s. It obeys P_s = row_weight_s e e' + F' P_{s+1} F, where e is the unit vector of the
@@ -189,7 +193,9 @@ class Dynamics:
 class Toeplitz:
     """A lower-triangular Toeplitz matrix, the W of a `Matrix` mechanism.
 
-    `first` has the magnitudes of the first column from the diagonal downwards, then zeros.
+    Attributes:
+        first: Magnitudes of the first column from the diagonal downwards; all others are 0.
+        steps: Number of rows.
     """
 
     first: np.ndarray
@@ -202,7 +208,10 @@ class Toeplitz:
         return cls(np.abs(run.mechanism.strategy.first(run.steps)), run.steps)
 
     def cyclic(self, period: int) -> float:
-        """Offset 0 is the worst: a later start gives the same pattern, cut short."""
+        """Returns ||W m||^2 of the worst record that is in every `period`-th step.
+
+        Offset 0 is the worst: a later start gives the same pattern, cut short.
+        """
         # Entry t of C m is the sum of c_t, c_{t-b}, c_{t-2b}, ...: a running sum down the columns.
         response = np.cumsum(self._folded(period), axis=0).reshape(-1)[: self.steps]
         return float(np.sum(response**2))
@@ -214,7 +223,7 @@ class Toeplitz:
         return padded.reshape(-1, period)
 
     def shuffled(self, period: int) -> float:
-        """Upper bound: sum of the largest inner products that columns of two epochs can have.
+        """Returns the sum of the largest inner products that columns of two epochs can have.
 
         In epoch e the record takes part in a step s >= e b, and two such steps of epochs e < e' are at
         least (e' - e - 1) b + 1 apart. The inner product of two columns of a non-increasing sequence
@@ -239,7 +248,7 @@ class Toeplitz:
         return c
 
     def joint_square(self, period: int, length: int) -> float:
-        """As `Dynamics.joint_square`; a sequence that does not increase gives the inner products."""
+        """Returns the same as `Dynamics.joint_square`, by a sequence that does not increase."""
         starts = np.arange(0, self.steps, period * length)
         if length == 1 and len(starts) > _BLOCKS:  # the largest sum of a row is a bound
             return float(np.sum(self._folded(period).sum(axis=0) ** 2))

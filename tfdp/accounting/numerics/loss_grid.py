@@ -40,7 +40,7 @@ def _dot(one: np.ndarray, other: np.ndarray) -> float:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Losses:
-    """Positive losses with their chances, from above, and the chance of an infinite one."""
+    """Positive losses with upper bounds on their chances, and the chance of an infinite loss."""
 
     values: np.ndarray
     chances: np.ndarray
@@ -53,7 +53,7 @@ class Grid:
 
     Attributes:
         interval: Distance of neighbouring losses.
-        lowest: The first loss over `interval`, a whole number.
+        lowest: The first loss divided by `interval`, a whole number.
         chances: Probabilities of the losses lowest * interval, (lowest + 1) * interval, ...
         infinite: Probability of an infinite loss.
         log_error, order: At each epsilon, the chances understate delta by at most exp(log_error -
@@ -80,7 +80,7 @@ class Grid:
 
     @functools.cached_property
     def coarse(self) -> "Grid":
-        """A grid of fewer points, between which the masses are split with their means unchanged.
+        """A grid of fewer points; each mass is split between two of them, with its mean unchanged.
 
         The moments of e^loss are convex functions of the loss, so they are not smaller.
         """
@@ -98,7 +98,7 @@ class Grid:
         return Grid(self.interval * block, first, chances, self.infinite)
 
     def log_moment(self, order: float) -> float:
-        """Upper bound on the log of the sum of exp(order * loss) over the finite losses."""
+        """Returns an upper bound on the log of the sum of exp(order * loss) over the finite losses."""
         exponent = order * self.losses
         largest = max(exponent[0], exponent[-1])
         # Raising the smallest terms, to e^-500 times the largest one, avoids slow subnormal numbers.
@@ -106,7 +106,7 @@ class Grid:
         return float(largest) + math.log(_dot(terms, self.chances))
 
     def delta(self, epsilon: float) -> float:
-        """Hockey-stick divergence at e^epsilon."""
+        """Returns the hockey-stick divergence at e^epsilon."""
         gain = -np.expm1(np.minimum(epsilon - self.losses, 0.0))
         return self.infinite + _dot(gain, self.chances) + float(self._error(epsilon))
 
@@ -114,7 +114,7 @@ class Grid:
         return np.exp(np.minimum(self.log_error - self.order * epsilon, 0.0))
 
     def epsilon(self, delta: float) -> float:
-        """Smallest epsilon of at least 0 with a divergence of at most `delta`, or infinity."""
+        """Returns the least epsilon of at least 0 with a divergence of at most `delta`, or infinity."""
         if self.infinite > delta:
             return math.inf
         first = max(1 - self.lowest, 0)  # losses of at most 0 do not count
@@ -139,7 +139,7 @@ class Grid:
         return max(min(math.log(delta / below[index]), float(losses[index])), 0.0)
 
     def tilted(self, order: float) -> tuple["Grid", float]:
-        """The law with chances proportional to e^(order * loss), and the log of their sum before."""
+        """Returns the law with chances times e^(order * loss), normalized, and the log of their sum."""
         log_sum = self.log_moment(order)
         chances = self.chances * np.exp(np.maximum(order * self.losses - log_sum, -700.0))
         return Grid(self.interval, self.lowest, chances, 0.0), log_sum
@@ -157,11 +157,11 @@ class LossDistribution:
         return max(half.infinite for half in self.halves)
 
     def delta(self, epsilon: float) -> float:
-        """Upper bound on delta at `epsilon`, in both orders."""
+        """Returns an upper bound on delta at `epsilon`, in both orders."""
         return max(half.delta(epsilon) for half in self.halves)
 
     def epsilon(self, delta: float) -> float:
-        """Upper bound on epsilon at `delta`, in both orders; may be infinite."""
+        """Returns an upper bound on epsilon at `delta`, in both orders; it may be infinite."""
         return max(half.epsilon(delta) for half in self.halves)
 
 
@@ -173,8 +173,12 @@ def of_cells(
 ) -> Losses:
     """Cuts a line at `x`, and puts each cell's masses under P and Q onto the losses of its two ends.
 
-    `logs` gives the logs of the density of P, and of P over Q. In a cell, the loss has to lie between
-    those of its ends. The result is a set of chords of the curve of hockey-stick divergences.
+    The result is a set of chords of the curve of hockey-stick divergences.
+
+    Args:
+        x: Ends of the cells. In a cell, the loss has to lie between those of its ends.
+        logs: Function of points that returns the logs of the density of P, and of P over Q.
+        infinite: Probability of an infinite loss.
     """
     losses = np.maximum(logs(x)[1], 0.0)
     lower, upper = np.minimum(losses[:-1], losses[1:]), np.maximum(losses[:-1], losses[1:])
@@ -195,7 +199,7 @@ def of_cells(
 def one_round(
     parts: Sequence[tuple[float, tuple[Losses, Losses]]], interval: float
 ) -> LossDistribution:
-    """Pessimistic distribution of a public mixture: weights, each with losses in both orders."""
+    """Returns the dominating distribution of a public mixture: weights, with losses in both orders."""
     orders = (0,) if all(forward is backward for _, (forward, backward) in parts) else (0, 1)
     found = [_on_grid([(weight, pair[n]) for weight, pair in parts], interval) for n in orders]
     halves = zip(found, reversed(found), strict=True)
@@ -243,10 +247,16 @@ def _joined(own, other, interval: float) -> Grid:
 def composed(
     rounds: Sequence[tuple[LossDistribution, int]], most_points: int, delta: float | None = None
 ) -> LossDistribution | None:
-    """Composition of independent rounds; None where a grid would exceed `most_points` points.
+    """Composes independent rounds, whose distributions have one interval.
 
-    All distributions have one interval. A point takes about a hundred bytes. With `delta`, rounding is
-    small relative to deltas of this size, and the result is useless for much larger ones.
+    Args:
+        rounds: Distributions, each with its number of rounds.
+        most_points: Largest number of points of a grid, each of which takes about a hundred bytes.
+        delta: With a number, rounding is small relative to deltas of this size, and the result is
+            useless for much larger ones.
+
+    Returns:
+        The composition; None if a grid would exceed `most_points`.
     """
     orders = range(max(len(each.halves) for each, _ in rounds))
     halves = [
@@ -263,7 +273,7 @@ def composed(
 
 
 def _composed(rounds: Sequence[tuple[Grid, int]], tilt: float, most_points: int) -> Grid | None:
-    """The sum of the losses, computed by way of laws whose chances are multiplied by e^(tilt * loss).
+    """The sum of the losses, computed from laws whose chances are multiplied by e^(tilt * loss).
 
     Rounding and aliasing of the tilted sum are small relative to its whole mass. A tilt by the order of
     a Chernoff bound moves this mass to losses whose untilted mass is about delta. Outside of the
@@ -288,9 +298,11 @@ def _composed(rounds: Sequence[tuple[Grid, int]], tilt: float, most_points: int)
 
 
 def sum_of(rounds: Sequence[tuple[Grid, int]], ends: tuple[int, int] | None = None) -> Grid:
-    """Law of a sum of independent numbers, each on a grid of one interval with its number of copies.
+    """Returns the law of a sum of independent numbers.
 
-    `ends` are the first and last grid point of the result; None for those of a Chernoff bound.
+    Args:
+        rounds: Laws on grids of one interval, each with its number of copies.
+        ends: The first and the last grid point of the result; None takes those of a Chernoff bound.
     """
     rounds = [(grid, count) for grid, count in rounds if count]
     if len(rounds) == 1 and rounds[0][1] == 1:
@@ -310,7 +322,7 @@ def sum_of(rounds: Sequence[tuple[Grid, int]], ends: tuple[int, int] | None = No
 
 
 def sum_on_circle(rounds: Sequence[tuple[Grid, int]], length: int) -> tuple[np.ndarray, float]:
-    """Chances of the sum minus its least value, modulo `length`, and a bound on their rounding.
+    """Returns the chances of the sum minus its least value, modulo `length`, and their rounding.
 
     The bound is for the sum of all errors, which is at most the Euclidean norm of the errors of their
     transform. Each entry of a transform is computed by log2(length) butterflies, each of a few rounded

@@ -24,12 +24,12 @@ _FISHER = {"gaussian": 1.0, "laplace": 1.0, "sech": 0.5}
 
 
 def degrees(family: str, degrees_of_freedom: float | None) -> float | None:
-    """Degrees of freedom of student_t (as given) and cauchy (1); None for the other families."""
+    """Returns the degrees of freedom of student_t (as given) and cauchy (1), and otherwise None."""
     return {"student_t": degrees_of_freedom, "cauchy": 1.0}.get(family)
 
 
 def log_density(family: str, x: np.ndarray, degrees_of_freedom: float | None = None) -> np.ndarray:
-    """Log density at scale 1; `degrees_of_freedom` are those of student_t."""
+    """Returns the log density at scale 1; `degrees_of_freedom` are those of student_t."""
     x = np.asarray(x, dtype=float)
     size = np.abs(x)
     if family == "gaussian":
@@ -49,7 +49,7 @@ def log_density(family: str, x: np.ndarray, degrees_of_freedom: float | None = N
 def log_ratio(
     family: str, x: np.ndarray, shift: float, degrees_of_freedom: float | None = None
 ) -> np.ndarray:
-    """log z(x - shift) - log z(x) at scale 1, shift >= 0, without cancellation for tiny shifts."""
+    """Returns log z(x - shift) - log z(x) at scale 1, shift >= 0; tiny shifts do not cancel."""
     if family == "gaussian":
         return shift * x - shift * shift / 2
     if family == "sech":
@@ -71,7 +71,7 @@ def log_ratio(
 
 
 def score(family: str, x: np.ndarray, degrees_of_freedom: float | None = None) -> np.ndarray:
-    """-d log z / dx at scale 1, for x > 0."""
+    """Returns -d log z / dx at scale 1, for x > 0."""
     if family == "laplace":
         return np.ones_like(x)
     if family == "sech":
@@ -86,7 +86,7 @@ def score(family: str, x: np.ndarray, degrees_of_freedom: float | None = None) -
 
 
 def fisher_information(family: str, degrees_of_freedom: float | None = None) -> float:
-    """Location Fisher information at scale 1, which governs small shifts; 1 for a Gaussian."""
+    """Returns the location Fisher information at scale 1, which governs small shifts; 1 if Gaussian."""
     if family in _FISHER:
         return _FISHER[family]
     if family == "variance_gamma":

@@ -72,14 +72,14 @@ _HAIR = 1e-9
 
 
 def are_covered(degrees_of_freedom: float | None) -> bool:
-    """Whether the bound is proven for a family; None if it has no degrees of freedom."""
+    """Returns whether the bound is proven; None is for families without degrees of freedom."""
     return degrees_of_freedom is None or LEAST_DEGREES <= degrees_of_freedom <= MOST_DEGREES
 
 
 def square_of(
     family: str, degrees_of_freedom: float | None, square_norm: float, largest: float
 ) -> float:
-    """b for all shifts, at scale 1, of this square norm at most and with no entry above `largest`."""
+    """Returns b, at scale 1, for all shifts up to this square norm with no entry above `largest`."""
     if not square_norm > 0:
         return 0.0
     bounds, sums, rate = _growth(family, degrees_of_freedom)

@@ -1,4 +1,4 @@
-"""Dominating pairs of one round: the two distributions that are hardest to tell apart.
+"""Dominating pairs of one round: the two distributions that are easiest to tell apart.
 
 All pairs are mixtures of Gaussians of standard deviation 1 on a line. With s the sensitivity over the
 noise, N(c) a Gaussian of mean c, and p_j the chance that j of a record's or user's terms are drawn,
@@ -79,7 +79,7 @@ class Component:
             lots.
         multiplier: Standard deviation of the noise over the sensitivity.
         pair: One of `PAIRS`.
-        draws: Chances of 0, 1, 2, ... draws, where there may be more than one; else empty.
+        draws: Chances of 0, 1, 2, ... draws, if there may be more than one; otherwise empty.
         shifts: The shifts of "shifted_noise".
     """
 
@@ -92,14 +92,14 @@ class Component:
 
     def __post_init__(self):
         one_of("pair", self.pair, PAIRS)
-        drawn = "A record that is never drawn loses nothing: leave it out."
+        drawn = "Remove the component of a record that is never drawn, which loses nothing."
         fraction("probability", self.probability, one=True, remedy=drawn)
-        remedy = "Nothing can be proven without noise: use a positive number."
+        remedy = "Use a positive number: nothing can be proven without noise."
         positive("noise multiplier", self.multiplier, remedy=remedy)
 
     @property
     def like_gaussian(self) -> "Component":
-        """The pair "add" if this is noise of another family about as private; else the pair itself."""
+        """A pair "add" that is about as private, for noise of another family; otherwise the pair."""
         if self.shifts is None:
             return self
         multiplier = self.multiplier / self.shifts.mu
@@ -108,9 +108,12 @@ class Component:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Gaussians:
-    """Gaussians of standard deviation 1 with weights and centres, and one at 0 with the rest.
+    """A mixture of Gaussians of standard deviation 1, one of which is at 0.
 
-    The rest is given, since a difference from 1 would lose it where it is far below 1e-16.
+    Attributes:
+        weights: Weights of the others.
+        centres: Centres of the others.
+        rest: Weight of the Gaussian at 0. As a difference from 1, it would be lost far below 1e-16.
     """
 
     weights: np.ndarray
@@ -118,7 +121,7 @@ class Gaussians:
     rest: float
 
     def log_over_standard(self, x: np.ndarray) -> np.ndarray:
-        """log of the density over that of N(0), accurate where it is small and where it is large."""
+        """Returns the log of the density over that of N(0), accurate for small and large values."""
         x = np.asarray(x, float)
         near, largest = np.zeros_like(x), np.zeros_like(x)
         for weight, c in zip(self.weights, self.centres, strict=True):
@@ -144,7 +147,7 @@ class Gaussians:
 
 
 def orders(part: Component) -> tuple[tuple[Gaussians, Gaussians], tuple[Gaussians, Gaussians]]:
-    """(P, Q) for D against D', and for D' against D; the same object twice if they are equal."""
+    """Returns (P, Q) for D against D', and for D' against D; the same object if they are equal."""
     shift = 1.0 / part.multiplier
     none, *drawn = part.draws or (1.0 - part.probability, part.probability)
     weights, j = np.array(drawn), np.arange(1.0, len(drawn) + 1)
@@ -166,7 +169,7 @@ def orders(part: Component) -> tuple[tuple[Gaussians, Gaussians], tuple[Gaussian
 
 
 def reach(part: Component) -> float:
-    """The largest finite loss of a pair."""
+    """Returns the largest finite loss of a pair."""
     if part.pair == "allocation":
         return allocation.reach(part.probability, part.multiplier)
     if part.pair in ("replaced_allocation", "shifted_noise"):
@@ -186,7 +189,7 @@ def _end(p: Gaussians, weight: float) -> float:
 
 
 def mean_square(part: Component) -> float:
-    """Approximate mean square loss of one round, under the distribution without the record.
+    """Returns the approximate mean square loss of a round, under the distribution without the record.
 
     Under the distribution with it, outcomes that hardly ever occur would dominate the mean.
     """
@@ -205,9 +208,11 @@ def mean_square(part: Component) -> float:
 
 
 def positive_losses(part: Component, fineness: float) -> tuple[Losses, Losses]:
-    """The losses of a pair in both orders; the same object twice if they are equal.
+    """Returns the losses of a pair in both orders; the same object twice if they are equal.
 
-    Neighbouring losses are about `fineness` apart; `weight` determines how far out they reach.
+    Args:
+        part: The pair; its weight determines how far out the losses reach.
+        fineness: About the distance of neighbouring losses.
     """
     if part.pair == "allocation":
         return allocation.positive_losses(part.probability, part.multiplier)

@@ -24,16 +24,18 @@ _DP_CELLS = 4_000_000
 
 
 def draws(run: Run, tail: float) -> tuple[np.ndarray, float] | None:
-    """Law of how often a user's examples (or their microbatches) are drawn in one step.
+    """Returns the law of how often a user's examples (or their microbatches) are drawn in one step.
 
-    (probabilities of 0, 1, ... draws, probability of more); None if no step draws by itself.
+    Returns:
+        (probabilities of 0, 1, ... draws, probability of more); None if lots are not drawn
+        independently.
     """
     lots = run.sampling.of_groups(run.contribution.microbatch_size)
     return lots.draws(run.contribution.max_examples_per_user, tail)
 
 
 def _drawn(run: Run, tail: float) -> tuple[np.ndarray, float]:
-    """As `draws`, for lots that every step draws independently."""
+    """The same as `draws`, for lots that every step draws independently."""
     law = draws(run, tail)
     assert law is not None
     return law
@@ -50,7 +52,7 @@ def _whole(law: Law) -> Law:
 
 
 def occurrence_law(run: Run, steps: int, delta: float, scale: float) -> Law:
-    """Law of mu^2 = scale^2 sum m_s^2 in DP-SGD if every sample is revealed.
+    """Returns the law of mu^2 = scale^2 sum m_s^2 in DP-SGD if every sample is revealed.
 
     A user whose examples are drawn m_s times in step s moves that step's sum by at most scale * m_s
     standard deviations of the noise. Convolution gives the law of the sum of squares exactly, up to
@@ -90,7 +92,7 @@ def _trim(pmf: np.ndarray, tail: float) -> tuple[np.ndarray, float]:
 
 
 def prefix_sum_law(run: Run, delta: float, bins: int = 50) -> Law:
-    """Law of ||A m||^2 for the matrix A of prefix sums (constant learning rate, no momentum).
+    """Returns the law of ||A m||^2 for the matrix A of prefix sums (constant rate, no momentum).
 
     Steps are cut into bins of l steps, and every participation is moved to the start of its bin,
     which only increases each row of A m. Then ||A m||^2 = l * sum over bins of K_i^2, where K_i is
@@ -130,7 +132,7 @@ def prefix_sum_law(run: Run, delta: float, bins: int = 50) -> Law:
 
 
 def triangle_law(run: Run, norms: np.ndarray, delta: float, levels: int = 400) -> Law:
-    """Law of an upper bound on ||W m||^2 that holds for every schedule and momentum.
+    """Returns the law of an upper bound on ||W m||^2 that holds for every schedule and momentum.
 
     By the triangle inequality, ||W m|| <= sum_s m_s ||W[:, s]||. The column norms `norms` are rounded
     up to multiples of the largest over `levels`, and convolution gives the law of the sum. For a

@@ -5,8 +5,8 @@ loss are enough for every mechanism here:
 
 * `GaussianLoss`: a mu-GDP mechanism. Squares of mu add.
 * `RandomGaussianLoss`: mu is drawn at random, independently of the data, and is treated as public
-  (Theorem B). Squares of mu add as independent random numbers. Beside amplified steps, it is one round
-  of a public mixture of Gaussians.
+  (Theorem B). Squares of mu add as independent random numbers. Together with amplified steps, it is one
+  round of a public mixture of Gaussians.
 * `SubsampledLoss`: steps that the secrecy of the sample amplifies. They compose as privacy loss
   distributions, or, where no grid fits, as Rényi divergences.
 * `RenyiLoss`: steps of which only Rényi divergences are known.
@@ -43,7 +43,10 @@ class GaussianLoss:
 class RandomGaussianLoss:
     """A Gaussian mechanism whose mu depends on public randomness only.
 
-    `squares` are mu^2 of the outcomes; `overflow` is the chance of unlisted outcomes, a complete loss.
+    Attributes:
+        squares: mu^2 of the outcomes.
+        probabilities: Their probabilities.
+        overflow: Probability of outcomes that are not listed, which count as a complete loss.
     """
 
     squares: np.ndarray
@@ -78,7 +81,13 @@ ORDERS = (
 
 @dataclasses.dataclass(frozen=True)
 class Spent:
-    """Epsilon (maybe infinite), mu if the composition is a mu-GDP mechanism, and JSON-safe facts."""
+    """The epsilon of composed losses.
+
+    Attributes:
+        epsilon: Epsilon, which may be infinite.
+        mu: The mu of a mu-GDP mechanism; None if the composition is none.
+        details: JSON-safe facts.
+    """
 
     epsilon: float
     mu: float | None
@@ -98,9 +107,11 @@ def epsilon_of(losses: Sequence[Loss], delta: float) -> Spent:
 
 
 def curve_of(losses: Sequence[Loss], delta: float) -> attacks.Curve:
-    """Least proven delta for each epsilon of at least 0, in both orders of the neighbours.
+    """Returns the curve of the least proven delta over epsilon, in both orders of the neighbours.
 
-    `delta`, at which epsilon is finite, determines the accuracy as in `epsilon_of`.
+    Args:
+        losses: The losses.
+        delta: Probability at which the curve is accurate; epsilon has to be finite there.
     """
     mu, random, steps = _sorted(losses)
     if steps:
@@ -116,10 +127,12 @@ def curve_of(losses: Sequence[Loss], delta: float) -> attacks.Curve:
 
 
 def rdp_to_epsilon(rdp: ArrayLike, delta: float, orders: ArrayLike = ORDERS) -> tuple[float, float]:
-    """(epsilon, best order) by Canonne, Kamath, Steinke 2020, Proposition 12; (inf, nan) if none.
+    """Returns (epsilon, best order) by Canonne, Kamath, Steinke 2020, Proposition 12.
+
 
     Orders whose divergence is not a positive finite number are dropped: such a divergence is a
-    numerical failure, and a negative one would be reported as perfect privacy.
+    numerical failure, and a negative one would be reported as perfect privacy. Without any order left,
+    the result is (inf, nan).
     """
     rdp, alpha = np.asarray(rdp, float), np.asarray(orders, float)
     good = (rdp > 0) & np.isfinite(rdp) & (alpha > 1.01)
@@ -132,7 +145,7 @@ def rdp_to_epsilon(rdp: ArrayLike, delta: float, orders: ArrayLike = ORDERS) -> 
 
 
 def renyi_of(losses: Sequence[Loss]) -> tuple[np.ndarray, float]:
-    """Composed divergences at `ORDERS`, and the probability of the outcomes left out."""
+    """Returns composed divergences at `ORDERS`, and the probability of the outcomes left out."""
     mu = math.hypot(*(loss.mu for loss in losses if isinstance(loss, GaussianLoss)))
     steps = [
         _mixture(loss) if isinstance(loss, RandomGaussianLoss) else loss

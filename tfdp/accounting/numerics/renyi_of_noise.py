@@ -57,7 +57,7 @@ def log_moments(
     orders: ArrayLike = ORDERS,
     degrees_of_freedom: float | None = None,
 ) -> np.ndarray:
-    """log I_k(t) at scale 1, shape (shifts, orders), for shifts t >= 0 and whole orders k >= 2.
+    """Returns log I_k(t) at scale 1, shape (shifts, orders), for shifts t >= 0, whole orders k >= 2.
 
     An entry is infinite if its quadrature did not converge, or its shift is too large for the grid.
     """
@@ -130,9 +130,13 @@ def corner(
     orders: Sequence[int] = ORDERS,
     degrees_of_freedom: float | None = None,
 ) -> np.ndarray:
-    """K_k of the corner of a box, the sum of log I_k over its coordinates; infinite where unknown.
+    """Returns K_k of the corner of a box, the sum of log I_k over its coordinates; inf if unknown.
 
-    `magnitudes` are the shifts of all coordinates in units of the scale, at least 0.
+    Args:
+        family: Name of the family.
+        magnitudes: Shifts of all coordinates in units of the scale, at least 0.
+        orders: The orders k.
+        degrees_of_freedom: Degrees of freedom of student_t.
     """
     magnitudes = np.asarray(magnitudes, dtype=float)
     values, counts = np.unique(magnitudes[magnitudes > 0], return_counts=True)
@@ -171,7 +175,7 @@ def unit_norm(
     orders: Sequence[int] = ORDERS,
     degrees_of_freedom: float | None = None,
 ) -> np.ndarray:
-    """Upper bound on K_k of every vector of shifts with this norm and no entry above `largest`.
+    """Returns an upper bound on K_k of all vectors of shifts with a norm and no entry above `largest`.
 
     log I_k(t) <= t^2 sup_(0, largest] log I_k / t^2, and the squares of the entries sum to norm^2. Both
     are in units of the scale; the bound is infinite where it could not be computed.
@@ -229,10 +233,15 @@ def _interpolant(family: str, largest: float, orders: tuple, degrees_of_freedom:
 
 
 def subsampled(moments: np.ndarray, probability: float, orders: Sequence[float]) -> np.ndarray:
-    """Divergences of one round in which a record takes part secretly with probability q in (0, 1].
+    """Returns the divergences of one round in which a record takes part secretly with probability q.
 
-    The moments are K_k for the first of `ORDERS`. Divergences are infinite except at whole orders up to
-    the last finite moment.
+    Args:
+        moments: K_k for the first of `ORDERS`.
+        probability: The probability q in (0, 1].
+        orders: Orders of the result.
+
+    Returns:
+        The divergences, infinite except at whole orders up to the last finite moment.
     """
     finite = np.isfinite(moments)
     at = np.concatenate([[0, 1], np.asarray(ORDERS)[: len(moments)][finite]])

@@ -1,4 +1,4 @@
-"""Random allocation if a record is replaced: one epoch of t lots, in each of which it may be.
+"""Random allocation if a record is replaced: one epoch of t lots, any of which may have the record.
 
 Let the record be in lot i. Given what the earlier lots of the epoch released, it moves the sum of this
 lot by g_i, of norm at most s, under D, and by g'_i under D'. Over the density of an epoch without the
@@ -14,9 +14,10 @@ longest for all v, v' >= 0. Replacing the vectors from the last lot to the first
 dependence on the releases. It leaves independent U_i = exp(s x - s^2 / 2) - alpha exp(-s x - s^2 / 2),
 and both orders are alike.
 
-For each of some alpha, the law of U_i is put onto a lattice as in `allocation`, which increases means
-of convex functions. What U_i exceeds a large number by is added to the divergence, and U_i is raised
-to a small one. Chords between the divergences found lie above the convex curve of all of them.
+For several alpha, the law of U_i is put onto a lattice as in `allocation`, which increases means of
+convex functions. Where U_i exceeds a large number, the excess is added to the divergence. Where it is
+below a small number, it is raised to that number. Chords between the divergences found lie above the
+convex curve of all of them.
 """
 
 import functools
@@ -40,7 +41,7 @@ _KNOTS, _GROWTH, _LEAST = 9, 1.15, 1e-12
 
 
 def fits(probability: float, multiplier: float) -> bool:
-    """Whether the lattice of `positive_losses` fits into memory; it does not for little noise."""
+    """Returns whether the lattice of `positive_losses` fits into memory, which needs enough noise."""
     if multiplier < LEAST_MULTIPLIER:
         return False
     return _divergence(1.0, round(1 / probability), 1 / multiplier) is not None
@@ -48,7 +49,7 @@ def fits(probability: float, multiplier: float) -> bool:
 
 @functools.lru_cache(maxsize=8)
 def positive_losses(probability: float, multiplier: float) -> Losses:
-    """Positive losses of one epoch of 1 / `probability` lots."""
+    """Returns the positive losses of one epoch of 1 / `probability` lots."""
     lots, shift = round(1 / probability), 1 / multiplier
     step = min(_deviation(1.0, shift) / math.sqrt(lots), 1.0) / _KNOTS
     alphas, found, loss = list[float](), list[float](), 0.0

@@ -41,8 +41,11 @@ _TAIL, _POINTS = 1e-20, 2000
 class Shifts:
     """Shifts of coordinates of noise of scale 1, in units of a record's largest norm.
 
-    `values` are (shift, number of coordinates); all other coordinates together count as Gaussian noise
-    shifted by the root of `square`.
+    Attributes:
+        family: Family of the noise.
+        degrees_of_freedom: Degrees of freedom of student_t.
+        values: Pairs (shift, number of coordinates).
+        square: All other coordinates together count as Gaussian noise, shifted by the root of this.
     """
 
     family: str
@@ -59,7 +62,7 @@ class Shifts:
 
 
 def coordinate(family: str, shift: float, degrees_of_freedom: float | None = None) -> Losses:
-    """Losses of at least 0 of noise shifted by `shift`; both orders are alike."""
+    """Returns the losses of at least 0 of noise shifted by `shift`; both orders are alike."""
     nu = degrees(family, degrees_of_freedom)
     # The maximum of the loss of Student's t is the end of a cell.
     among = np.linspace(shift / 2, shift, _AMONG)[1:]
@@ -96,7 +99,7 @@ def _together(shifts: Shifts, scale: float) -> Losses:
 
 
 def positive_losses(shifts: Shifts, scale: float, probability: float) -> tuple[Losses, Losses]:
-    """Losses of a lot in both orders, for noise of this scale over the record's largest norm."""
+    """Returns the losses of a lot in both orders; `scale` is the noise over the largest norm."""
     q, sure = probability, _together(shifts, scale)
     values, chances, without = sure.values, sure.chances, np.exp(-sure.values)
     forward = Losses(

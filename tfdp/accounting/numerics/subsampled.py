@@ -28,9 +28,12 @@ _HARMLESS = 0.01
 
 @dataclasses.dataclass(frozen=True)
 class SubsampledLoss:
-    """`steps` independent rounds of a public mixture of dominating pairs.
+    """Independent rounds of a public mixture of dominating pairs.
 
-    `overflow` is the chance per round that no component applies, which is a complete loss.
+    Attributes:
+        components: The pairs of the mixture.
+        steps: Number of rounds.
+        overflow: Chance in each round that no component applies, which counts as a complete loss.
     """
 
     components: tuple[Component, ...]
@@ -40,7 +43,7 @@ class SubsampledLoss:
 
 @functools.lru_cache(maxsize=32)
 def one_round(components: tuple[Component, ...], interval: float) -> loss_grid.LossDistribution:
-    """Pessimistic distribution of the losses of one round of a mixture."""
+    """Returns a dominating distribution of the losses of one round of a mixture."""
     parts = [(part.weight, positive_losses(part, interval / 2)) for part in components]
     return loss_grid.one_round(parts, interval)
 
@@ -48,9 +51,11 @@ def one_round(components: tuple[Component, ...], interval: float) -> loss_grid.L
 def composed(
     sampled: Sequence[SubsampledLoss], delta: float | None = None
 ) -> loss_grid.LossDistribution | None:
-    """The distribution of all losses; None if no grid fits, as with almost no privacy.
+    """Returns the distribution of all losses; None if no grid fits, as with almost no privacy.
 
-    With `delta`, it is accurate relative to deltas of this size.
+    Args:
+        sampled: The losses.
+        delta: With a number, the distribution is accurate relative to deltas of this size.
     """
     finest = _interval(sampled)
     for interval in (each for each in _INTERVALS if finest is not None and each >= finest):
@@ -76,7 +81,7 @@ def _interval(sampled: Sequence[SubsampledLoss]) -> float | None:
 
 @functools.lru_cache(maxsize=8)  # trials of a search are often alike
 def renyi_divergences(loss: SubsampledLoss, orders: tuple[float, ...]) -> tuple[np.ndarray, float]:
-    """(upper bounds on the divergences of all rounds in both orders, probability left out).
+    """Returns upper bounds on the divergences of all rounds in both orders, and the mass left out.
 
     The divergences are infinite if no grid fits.
     """
