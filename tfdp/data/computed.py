@@ -78,7 +78,9 @@ def computed(
         columns = map(tf.ensure_shape, columns, [spec.shape for spec in specs])
         # A map of its own for this would read another lot ahead.
         return (
-            pack(*columns) if together == 1 else (tf.ensure_shape(ends, [together + 1, 1]), *columns)
+            pack(*columns)
+            if together == 1
+            else (tf.ensure_shape(ends, [together + 1, 1]), *columns)
         )
 
     @do_not_convert
