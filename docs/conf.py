@@ -50,10 +50,11 @@ def as_markdown(app, what, name, obj, options, lines):
     """Reads `code` and *emphasis* in docstrings as Markdown does."""
     for number, line in enumerate(lines):
         if not line.lstrip().startswith((">>>", "...")):
+            bullet, line = re.fullmatch(r"(\s*\* )?(.*)", line).groups("")
             parts = re.split(r"(`+[^`]*`+)", line)
             parts[::2] = [STARS.sub(lambda m: m[1] or r"\*", part) for part in parts[::2]]
             parts[1::2] = [f"``{part.strip('`')}``" for part in parts[1::2]]
-            lines[number] = "".join(parts)
+            lines[number] = bullet + "".join(parts)
 
 
 def leave_out_of_search(app, tree):

@@ -58,6 +58,19 @@ def test_epsilon_is_rounded_up_in_words(epsilon, words):
 
 
 @pytest.mark.parametrize(
+    ("fields", "noises"),
+    [
+        ({"lot_size": 200, "steps": 1}, (0.0285, 0.029, 0.02938, 0.0297)),
+        ({"lot_size": 467, "steps": 3, "max_examples_per_user": 3}, (0.142, 0.145, 0.1463, 0.149)),
+    ],
+)
+def test_epsilon_falls_with_the_noise_where_it_is_vacuous(fields, noises):
+    """Near 700, where e^epsilon is the largest float; all records of a user are likely to be drawn."""
+    found = [proven(vary(POISSON, **fields, noise_multiplier=z), DELTA).epsilon for z in noises]
+    assert found == sorted(found, reverse=True) and found[-1] > 600
+
+
+@pytest.mark.parametrize(
     "change",
     [
         {"epsilon": -1.0},

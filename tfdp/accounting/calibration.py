@@ -110,7 +110,13 @@ def noise_for(
             evaluate(_LARGEST_NOISE)
         return found.epsilon if advantage is None else found.advantage
 
-    return _least_noise(evaluate, epsilon)
+    noise = _least_noise(evaluate, epsilon)
+    if advantage is not None and noise < 2 * _LEAST_NOISE:
+        raise CalibrationError(
+            f"Advantage {advantage:g} limits nothing: few records take part, so that no test exceeds "
+            "it even without noise. Pass a smaller advantage, or epsilon and delta."
+        )
+    return noise
 
 
 def _check_claim(kind: str, run: Run) -> None:

@@ -40,7 +40,7 @@ class Encoding:
 
     noise: str = GAUSSIAN
     degrees_of_freedom: float | None = None
-    num_weights: int | None
+    num_weights: int | None = None
     largest_entry: float | None = None
     private_codebook: bool = False
 

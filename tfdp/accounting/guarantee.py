@@ -213,6 +213,8 @@ class Guarantee:
         After such an outcome, an observer who started at 50:50 between two neighbours is surer of one
         than e^epsilon / (1 + e^epsilon). This is not delta, which weighs outcomes by their excess.
         """
+        if math.isinf(self.epsilon):
+            return 0.0
         return attacks.chance_of_more(self._curve, self.epsilon) if self.epsilon > 0 else 1.0
 
     @property

@@ -203,7 +203,7 @@ MEANING: Mapping[str, Table] = {
         "other neighbours": (
             lambda f: f.claimed.adjacency != f.proven.adjacency and _replaced(f),
             "Claimed and proven are about different neighbours here: the paper's formula is for "
-            "one record added or removed. Replacing a record costs about twice as much by itself.",
+            "one record added or removed, the theorem for {f.one} replaced, which costs more.",
         ),
         "several runs": (
             lambda f: len(f.runs) > 1,

@@ -30,8 +30,8 @@ RELEASED: Table = {
 ADVICE: Table = {
     "means": (
         mechanism_is(SIDPSGD),
-        "With the same fixed order of lots, proven epsilon and constant learning rate, DP-SGD's final "
-        "weights carry no more noise than these, and about half as much after ten epochs.",
+        "DP-SGD at the same proven epsilon leaves at most as much noise in the final weights, and about "
+        "half as much after ten epochs (with a fixed order of lots and a constant learning rate).",
     ),
 }
 

@@ -100,7 +100,7 @@ def _of_objects(values: Any, name: str) -> np.ndarray:
     if array.ndim == 2:
         names = getattr(values, "columns", range(array.shape[1]))
         wrong = [str(n) for n, own in zip(names, array.T, strict=True) if not _are_numbers(own)]
-        where = f" in the columns {', '.join(wrong)}"
+        where = f" in column{'s' * (len(wrong) > 1)} {', '.join(wrong)}"
     raise ValueError(
         f"Invalid value received for argument `{name}`. Expected arrays of numbers, or of texts. "
         f"Received other objects, a mix of texts and numbers, or missing values{where}. Pass columns "
@@ -164,6 +164,8 @@ def texts_as_tensors(values: Any) -> Any:
             return _of_objects(leaf, "x")
         return tf.constant(array[:, None] if _is_series(leaf) else array)
 
+    if isinstance(values, list) and values and all(isinstance(v, str | bytes) for v in values):
+        return tf.constant(values)
     return each_array(converted, values)
 
 

@@ -308,7 +308,8 @@ def _share_of_largest_class(dataset) -> list[str]:
     if dataset.y_test.ndim > 1 or largest <= 1.5 / dataset.num_classes:
         return []
     return [
-        f"Always answering the most frequent class has a test accuracy of {100 * largest:.2f}%."
+        f"Always answering the most frequent class has a test accuracy of {100 * largest:.2f}%. For "
+        "class weights and other metrics, train with Keras (docs/tables.md)."
     ]
 
 

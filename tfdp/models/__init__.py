@@ -19,6 +19,8 @@ from tfdp._validate import one_of, positive, whole
 if TYPE_CHECKING:
     import keras
 
+__all__ = ["MODELS", "NORMALIZATIONS", "NUM_TOKENS", "Architecture", "build"]
+
 # Keras and the modules of this room are imported when a model is built, so that settings and their help
 # know the models without TensorFlow.
 

@@ -73,6 +73,12 @@ class DiscreteOptimizer(DPKerasOptimizer):
 
     mechanism = DiscreteSGD
     title = "discrete SGD (encoded gradients)"
+    refused = (
+        *DPKerasOptimizer.refused,
+        "target_quantile",
+        "quantile_learning_rate",
+        "quantile_noise_multiplier",
+    )
 
     accounted = (*DPKerasOptimizer.accounted, "family", "encode", "private_codebook")
 

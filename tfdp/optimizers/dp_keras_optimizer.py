@@ -376,11 +376,10 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
     def apply(self, grads, trainable_variables=None):
         """Raises RuntimeError, because gradients that did not come from an engine are not private."""
         raise RuntimeError(
-            f"{type(self).__name__} received gradients that did not come from tfdp's private training "
-            "step, so nothing bounds the contribution of an example. In fit(), the model is plain: "
-            "keras.models.clone_model, a new model of the same layers and scikit-learn's wrappers of a "
-            "model make plain copies. Call tfdp.make_private in the function that builds each model. "
-            "For a custom loop, use model.privacy.steps(...)."
+            f"{type(self).__name__} received gradients without a bound, because the model is not "
+            "private. Call tfdp.make_private(model) before compile, and for each model that is made of "
+            "another one: keras.models.clone_model and scikit-learn's wrappers make plain copies. In a "
+            "custom loop, use model.privacy.steps(...) instead of apply_gradients."
         )
 
     def get_config(self):

@@ -116,7 +116,7 @@ def warn_of_lost_examples(model) -> None:
     lost = model.privacy.diagnostics()["non_finite_examples"]
     if lost:
         logging.warning(
-            "On average, %.2g examples of a lot had a gradient that is not finite, and counted zero in "
+            "On average, %.3g examples of a lot had a gradient that is not finite, and counted zero in "
             "the sum. Usual causes are NaN in the data, a label without an output, a token without a "
             "vector, and a logarithm or quotient of 0. They make the loss in the logs NaN, but the "
             "weights are finite.",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tfdp.accounting import describe, noise_for, proven
+from tfdp.accounting import CalibrationError, describe, noise_for, proven
 from tfdp.accounting.numerics import attacks, gaussian
 
 
@@ -135,3 +135,12 @@ def test_noise_for_an_advantage(sampling):
     for wrong in ({}, {"epsilon": 1.0}, {"epsilon": 1.0, "delta": 1e-5, "advantage": 0.1}):
         with pytest.raises(TypeError, match="advantage"):
             noise_for(mechanism="dpsgd", **fields, **wrong)
+
+
+def test_an_advantage_that_limits_nothing_is_refused():
+    """Few records take part, so that even without noise no test has this advantage."""
+    with pytest.raises(CalibrationError, match="smaller advantage"):
+        noise_for(
+            advantage=0.5, mechanism="dpsgd", sampling="fixed_size", num_examples=100, lot_size=3,
+            steps=20,
+        )  # fmt: skip

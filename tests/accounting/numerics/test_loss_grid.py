@@ -130,13 +130,30 @@ def test_a_mixture_is_the_average_of_its_parts():
             assert half.delta(epsilon) == pytest.approx(expected, rel=1e-5)
 
 
-def test_epsilon_and_delta_are_inverse():
-    grid = composed([(ours("add", 0.1, 1.5, 1e-3), 50)])
+@pytest.mark.parametrize(
+    ("q", "noise", "steps", "interval"),
+    [(0.1, 1.5, 50, 1e-3), (0.2, 0.03, 1, 1e-2), (0.2, 0.02, 1, 1e-2), (0.2, 0.02, 3, 1e-1)],
+)
+def test_epsilon_and_delta_are_inverse(q, noise, steps, interval):
+    """With noise 0.03, epsilon is near 700, above which e^epsilon is no float."""
+    grid = composed([(ours("add", q, noise, interval), steps)])
     for delta in (1e-1, 1e-3, 1e-7):
         for half in grid.halves:
             assert half.delta(half.epsilon(delta)) == pytest.approx(delta, rel=1e-9)
+
+
+def test_the_ends_of_the_curve():
+    grid = composed([(ours("add", 0.1, 1.5, 1e-3), 50)])
     assert grid.epsilon(0.9) == 0.0
     assert grid.epsilon(1e-30) == math.inf
+
+
+def test_negative_losses_in_a_cell_take_nothing_off():
+    """The loss rises from -3 to 1 over a uniform density."""
+    cell = loss_grid.of_cells(np.array([0.0, 1.0]), lambda x: (0 * x, 4 * x - 3), 0.0)
+    assert cell.values.tolist() == [0.0, 1.0]
+    found, exact = cell.chances[1] * -math.expm1(-1), (1 - -math.expm1(-1)) / 4
+    assert 0.9 * exact < found < 1.1 * exact
 
 
 def test_mass_outside_of_the_range_counts_as_an_infinite_loss():

@@ -85,7 +85,7 @@ def curve_of(
     one = privacy_loss.curve_of(losses, delta * math.exp(-log_sum(epsilon / changes, changes)))
 
     def curve(at: float) -> float:
-        factor = math.exp(min(log_sum(at / changes, changes), 700.0))
-        return min(factor * one(at / changes), 1.0)
+        log_delta = math.log(max(one(at / changes), 1e-300))
+        return math.exp(min(log_delta + log_sum(at / changes, changes), 0.0))
 
     return curve

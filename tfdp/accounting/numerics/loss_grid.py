@@ -31,6 +31,7 @@ _COARSE = 4096
 _NODES = 4
 # Largest excess over 1 of a sum of probabilities that counts as rounding.
 _LARGEST_ROUNDING = 1e-6
+_LARGEST_EXPONENT = 700.0
 
 
 def _dot(one: np.ndarray, other: np.ndarray) -> float:
@@ -103,7 +104,7 @@ class Grid:
         largest = max(exponent[0], exponent[-1])
         # Raising the smallest terms, to e^-500 times the largest one, avoids slow subnormal numbers.
         terms = np.exp(np.maximum(exponent - largest, -500.0))
-        return float(largest) + math.log(_dot(terms, self.chances))
+        return float(largest) + math.log(max(_dot(terms, self.chances), 1e-300))
 
     def delta(self, epsilon: float) -> float:
         """Returns the hockey-stick divergence at e^epsilon."""
@@ -118,25 +119,25 @@ class Grid:
         if self.infinite > delta:
             return math.inf
         first = max(1 - self.lowest, 0)  # losses of at most 0 do not count
-        losses, chances = self.losses[first:], self.chances[first:]
-        # Sums over this loss and all larger ones, of the probabilities under P and under Q. At an
-        # epsilon between the loss before and this one, delta is above - e^epsilon * below.
-        above = self.infinite + np.cumsum(chances[::-1])[::-1]
-        with np.errstate(under="ignore"):
-            below = np.cumsum((chances * np.exp(-losses))[::-1])[::-1]
-            at = above - np.exp(np.minimum(losses, 700.0)) * below - delta
-        # The divergence falls with epsilon, hence this is the first loss at which it fits.
-        fits = np.flatnonzero(at + self._error(losses) <= 0)
-        if not len(losses) or above[0] - below[0] + self._error(0.0) <= delta:
+        if not len(losses := self.losses[first:]):
             return 0.0
+        # Sums over a loss and all larger ones, of the probabilities under P, and under Q times e^loss.
+        # From the loss before to this one, delta(epsilon) = above - e^(epsilon - loss) * below.
+        chances = self.chances[first:]
+        above = self.infinite + np.cumsum(chances[::-1])[::-1]
+        below = _relative_sums(losses, chances)
+        if above[0] - math.exp(-losses[0]) * below[0] + self._error(0.0) <= delta:
+            return 0.0
+        # The divergence falls with epsilon, hence this is the first loss at which it fits.
+        fits = np.flatnonzero(above - below - delta + self._error(losses) <= 0)
         if not len(fits) and self.order:
             return math.inf
         index = int(fits[0]) if len(fits) else len(losses) - 1
-        if not below[index] > 0:  # the losses are so large that exp(-loss) underflows
-            return float(losses[index])
         before = float(losses[index - 1]) if index else 0.0
-        delta = max(above[index] - delta + float(self._error(before)), 1e-300)
-        return max(min(math.log(delta / below[index]), float(losses[index])), 0.0)
+        excess = above[index] - delta + float(self._error(before))
+        if not (excess > 0 and below[index] > 0):
+            return float(losses[index])
+        return float(np.clip(losses[index] + math.log(excess / below[index]), before, losses[index]))
 
     def tilted(self, order: float) -> tuple["Grid", float]:
         """Returns the law with chances times e^(order * loss), normalized, and the log of their sum."""
@@ -165,6 +166,15 @@ class LossDistribution:
         return max(half.epsilon(delta) for half in self.halves)
 
 
+def _relative_sums(losses: np.ndarray, chances: np.ndarray) -> np.ndarray:
+    """Returns the sum of chances * e^(loss - losses) over each loss and all larger ones."""
+    if losses[-1] <= _LARGEST_EXPONENT:
+        return np.exp(losses) * np.cumsum((chances * np.exp(-losses))[::-1])[::-1]
+    with np.errstate(divide="ignore"):  # slower, and e^loss would overflow
+        logs = np.log(chances) - losses
+    return np.exp(losses + np.logaddexp.accumulate(logs[::-1])[::-1])
+
+
 # ---------------------------------------------------------------------- one round
 
 
@@ -176,7 +186,7 @@ def of_cells(
     The result is a set of chords of the curve of hockey-stick divergences.
 
     Args:
-        x: Ends of the cells. In a cell, the loss has to lie between those of its ends.
+        x: Ends of the cells. In a cell, no positive loss may exceed those of its ends.
         logs: Function of points that returns the logs of the density of P, and of P over Q.
         infinite: Probability of an infinite loss.
     """
@@ -187,7 +197,7 @@ def of_cells(
         density, loss = logs(x[:-1] + np.diff(x) * (1 + node) / 2)
         chance = np.diff(x) / 2 * weight * np.exp(density)
         mass += chance
-        at_upper += chance * -np.expm1(lower - loss)
+        at_upper += chance * -np.expm1(np.minimum(lower - loss, 0.0))
     width = -np.expm1(lower - upper)
     with np.errstate(divide="ignore", invalid="ignore"):
         at_upper = np.where(width > 0, np.clip(at_upper / width, 0.0, mass), mass)
