@@ -239,6 +239,11 @@ def amplified_steps_are_analysed_with_more_noise(orders, part):
     return orders(dataclasses.replace(part, multiplier=1.1 * part.multiplier))
 
 
+@fault("accounting.numerics.loss_grid:_relative_sums", "accounting/numerics/test_loss_grid.py")
+def large_exponents_are_capped(relative_sums, losses, chances):
+    return relative_sums(np.minimum(losses, 700.0), chances)
+
+
 @fault("accounting.numerics.pairs:orders", "accounting/numerics/test_pairs.py")
 def replaced_users_are_only_left_out(orders, part):
     replaced = part.pair == "replace" and len(part.draws) > 1

@@ -32,7 +32,7 @@ class Run:
     Attributes:
         mechanism: Which noise is added, and to which quantity.
         sampling: How lots are drawn.
-        steps: Number of steps, each with one lot. Tables over steps may be longer.
+        steps: Number of steps, each with one lot. Noise given per step may have more entries.
         contribution: The largest influence of one example on a lot's sum.
         start: Origin of the initial weights: "assumed" (to be independent of these data), or "public"
             if the user declared that they are.

@@ -30,7 +30,7 @@ RELEASED: Table = {
 ADVICE: Table = {
     "means": (
         mechanism_is(SIDPSGD),
-        "DP-SGD at the same proven epsilon leaves at most as much noise in the final weights, and about "
+        "DP-SGD at the same proven epsilon leaves at most as much noise in the final weights, about "
         "half as much after ten epochs (with a fixed order of lots and a constant learning rate).",
     ),
 }

@@ -19,7 +19,8 @@ class Scores:
     """An attacker's scores of canaries, with the truth: which canaries were included.
 
     Attributes:
-        values: The scores, float64 [canaries]. A larger one means that the canary rather was included.
+        values: The scores, float64 [canaries]. With a larger one, the canary was more likely
+            included.
         included: The truth, bool [canaries].
 
     Example:

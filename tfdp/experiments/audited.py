@@ -24,7 +24,7 @@ from tfdp.experiments.settings import Experiment
 
 
 def audit_experiment(experiment: Experiment, *, canaries: int = 500, **options) -> Audit:
-    """Audits an experiment: trains it with canaries, and tests its epsilons by what they reveal.
+    """Audits an experiment: trains it with canaries, and tests its epsilons by what the weights reveal.
 
     The canaries are additional records of the training. So the audited training has more examples than
     the experiment itself, and noise for an epsilon is calibrated again.

@@ -152,7 +152,7 @@ _ARGUMENTS = """
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class NoisyDense(_NoisyKernel, keras.layers.Dense):
-    __doc__ = f"""`keras.layers.Dense` with a kernel drawn from N(mu, noise_stddev^2).
+    __doc__ = f"""`keras.layers.Dense` whose kernel is drawn around a trainable mean.
 {_ARGUMENTS}
     Example:
         >>> import keras, numpy as np, tfdp
@@ -167,7 +167,7 @@ class NoisyDense(_NoisyKernel, keras.layers.Dense):
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class NoisyConv1D(_NoisyKernel, keras.layers.Conv1D):
-    __doc__ = f"""`keras.layers.Conv1D` with a kernel drawn from N(mu, noise_stddev^2).
+    __doc__ = f"""`keras.layers.Conv1D` whose kernel is drawn around a trainable mean.
 {_ARGUMENTS}
     Example:
         >>> import keras, numpy as np, tfdp
@@ -180,7 +180,7 @@ class NoisyConv1D(_NoisyKernel, keras.layers.Conv1D):
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class NoisyConv2D(_NoisyKernel, keras.layers.Conv2D):
-    __doc__ = f"""`keras.layers.Conv2D` with a kernel drawn from N(mu, noise_stddev^2).
+    __doc__ = f"""`keras.layers.Conv2D` whose kernel is drawn around a trainable mean.
 {_ARGUMENTS}
     Example:
         >>> import keras, numpy as np, tfdp
@@ -193,7 +193,7 @@ class NoisyConv2D(_NoisyKernel, keras.layers.Conv2D):
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class NoisyConv3D(_NoisyKernel, keras.layers.Conv3D):
-    __doc__ = f"""`keras.layers.Conv3D` with a kernel drawn from N(mu, noise_stddev^2).
+    __doc__ = f"""`keras.layers.Conv3D` whose kernel is drawn around a trainable mean.
 {_ARGUMENTS}
     Example:
         >>> import keras, numpy as np, tfdp

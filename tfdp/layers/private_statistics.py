@@ -46,11 +46,12 @@ class PrivateBatchNormalization(FeatureNormalization):
     for `PublicBatchNormalization`. `frozen` returns an equivalent Keras layer after training. The
     layer can also be trained without privacy.
 
-    With statistics="running", the layer normalizes by its running statistics both in training and in
-    testing, so that no example changes the gradient of another. With statistics="batch", training
-    follows the paper: the layer normalizes by the moments of the lot, and the running statistics are
-    for testing. One example then changes the gradients of all others, which the proven guarantee
-    includes: the sensitivity is 2L - 1 instead of 1, and infinite for Poisson lots.
+    With statistics="running", the layer normalizes by its running statistics both in training and
+    in testing, so that no example changes the gradient of another. With statistics="batch",
+    training follows the paper: the layer normalizes by the moments of the lot, and the running
+    statistics are for testing. One example then changes the gradients of all others, which the
+    proven guarantee includes: for lots of L examples, the sensitivity is 2L - 1 instead of 1, and
+    infinite for Poisson lots.
 
     The running statistics are trainable weights. An SGD step with learning rate eta moves them towards
     the moments of the lot, mean <- (1 - alpha) mean + alpha mean_lot, with alpha = eta * share * rate,

@@ -183,11 +183,11 @@ class PublicExamples(keras.layers.Layer):
     whose outputs are treated as constants. So the gradient of an example depends only on that example,
     the weights and public data. The public examples run in inference mode, so without dropout.
 
-    With statistics="batch", training follows the papers: the statistics are taken over the whole lot
-    and the public examples together. One example then changes the gradients of all others, which the
-    proven guarantee includes: the sensitivity is 2L - 1 instead of 1. At inference, each
-    example is normalized together with the public examples, 1 + M rows at a time (the papers' test
-    phase).
+    With statistics="batch", training follows the papers: the statistics are taken over the whole
+    lot and the public examples together. One example then changes the gradients of all others,
+    which the proven guarantee includes: for lots of L examples, the sensitivity is 2L - 1 instead
+    of 1. At inference, each example is normalized together with the public examples, 1 + M rows at
+    a time (the papers' test phase).
 
     Args:
         network: A built keras.Model.

@@ -42,16 +42,21 @@ INTERNAL = {
 }
 
 
-class NoiseArguments(TypedDict, total=False):
-    """Arguments of every private optimizer: those of `DPKerasOptimizer` except `clipping`."""
+class PrivateArguments(TypedDict, total=False):
+    """Arguments of every private optimizer."""
 
     l2_norm_clip: Required[float]
     noise_multiplier: Required[float | Sequence[float]]
     num_microbatches: int | None
+    seed: int | str | None
+
+
+class NoiseArguments(PrivateArguments, total=False):
+    """Arguments of `DPKerasOptimizer` except `clipping`."""
+
     target_quantile: float | None
     quantile_learning_rate: float | None
     quantile_noise_multiplier: float | None
-    seed: int | str | None
 
 
 class ClippingArguments(NoiseArguments, total=False):
@@ -90,6 +95,12 @@ class KerasArguments(TypedDict, total=False):
 
 class Arguments(ClippingArguments, KerasArguments, total=False):
     """Arguments of a private optimizer, except those of its update rule."""
+
+
+class DiscreteArguments(PrivateArguments, KerasArguments, total=False):
+    """Arguments of `DiscreteSGDOptimizer`, except its own and those of its update rule."""
+
+    clipping: str
 
 
 class StepArguments(NoiseArguments, KerasArguments, total=False):

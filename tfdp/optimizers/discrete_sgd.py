@@ -19,7 +19,7 @@ from tfdp.accounting.mechanisms import DiscreteSGD
 from tfdp.gradients.encoding import Codebook, EncodedBound, Encoder
 from tfdp.noise.denoising import denoise as denoised
 from tfdp.noise.families import NoiseFamily
-from tfdp.optimizers.arguments import Arguments, Rate
+from tfdp.optimizers.arguments import DiscreteArguments, Rate
 from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
 from tfdp.optimizers.factory import make_class
 
@@ -223,7 +223,7 @@ if TYPE_CHECKING:
             codebook_seed: int = 0,
             codebook: np.ndarray | None = None,
             private_codebook: bool = False,
-            **kwargs: Unpack[Arguments],
+            **kwargs: Unpack[DiscreteArguments],
         ): ...
 
 else:

@@ -68,8 +68,10 @@ class LangevinOptimizer(DPKerasOptimizer, keras.optimizers.SGD):
         clipping: "each_layer", the default: each layer is clipped at C, as in the paper, so that the
             whole gradient is within C sqrt(layers), which the accounting includes. Or "global",
             "per_layer", "automatic" or "adaptive", as in `DPKerasOptimizer`.
-        composition: The reading of the paper's recipe that the claimed epsilon follows, one of
-            `accounting.mechanisms.READINGS`; None takes the default of the mechanism.
+        composition: The reading of the paper's recipe that the claimed epsilon follows: "ac",
+            "zcdp", "zcdp_a", "zcdp_c", "ac_as_printed" or "zcdp_as_printed";
+            `tfdp.accounting.mechanisms` has their formulas in `READINGS`. None takes the default of
+            the mechanism.
         noise_multiplier: z >= 0, the standard deviation of the noise on the sum, in units of C. It is
             twice the paper's sigma, whose noise is N(0, 4 C^2 sigma^2). Or a sequence with one number
             for each step, which limits the number of steps.

@@ -50,11 +50,11 @@ class BackupAndRestore(keras.callbacks.Callback):
     exception say how much was spent. A second Ctrl-C ends at once.
 
     After a restart, other callbacks (the patience of `EarlyStopping`) and the metrics of the epoch
-    begin anew. At the end of the first epoch, callbacks see the logs of the last step again for the
-    steps of the earlier process. The history has the epochs of earlier processes, except one whose end
-    was lost; `history.epoch` has their numbers. When `fit` has ended, the folder is removed. Save the
-    model then, or pass `delete_checkpoint=False`, so that `fit` of a restarted program gives the
-    trained weights.
+    begin anew. In the first epoch, callbacks get the logs of the last step in place of those of
+    each step before the restart. The history has the epochs of earlier processes, except one whose
+    end was lost; `history.epoch` has their numbers. When `fit` has ended, the folder is removed.
+    Save the model then, or pass `delete_checkpoint=False`, so that `fit` of a restarted program
+    gives the trained weights.
 
     The folder is a secret, since it holds un-noised values of some mechanisms. Do not copy it: two
     trainings from one state cost more than their ledgers say.

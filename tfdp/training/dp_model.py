@@ -147,10 +147,10 @@ def make_private(
     Args:
         model: Any Keras model whose layers treat examples one by one.
         engine: How per-example gradients are computed, with the same result. "auto", the default,
-            and "ghost" never write out the gradient of the whole model for each example;
-            "auto" also takes models with statistics='batch'. "vectorized" writes all of these
-            gradients out. "loop" takes one example after the other: slow, but for any model that
-            TensorFlow can differentiate.
+            and "ghost" never write out the gradient of the whole model for each example; "auto"
+            also takes models whose normalization uses statistics of the lot. "vectorized" writes
+            all of these gradients out. "loop" takes one example after the other: slow, but for any
+            model that TensorFlow can differentiate.
         physical_batch_size: Largest number of rows in the network at the same time. It limits memory
             and does not affect privacy. None processes a lot as a whole, or, for convolutions and
             recurrent layers on a CPU, 32 to 384 examples at a time.

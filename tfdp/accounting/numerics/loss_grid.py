@@ -11,8 +11,6 @@ leaves a mass of at most 1e-15. The mass outside is added to the infinite loss (
 and so is a bound on the rounding of the transforms: about 1e-10 for some thousand rounds. For a
 delta that is not far above it, chances are tilted by e^(order * loss) before and back afterwards, and
 rounding is relative to the mass of large losses.
-
-dp_accounting computes the same distributions, point by point in Python; the tests compare the two.
 """
 
 import dataclasses
@@ -118,12 +116,12 @@ class Grid:
         """Returns the least epsilon of at least 0 with a divergence of at most `delta`, or infinity."""
         if self.infinite > delta:
             return math.inf
-        first = max(1 - self.lowest, 0)  # losses of at most 0 do not count
-        if not len(losses := self.losses[first:]):
+        losses = self.losses[max(1 - self.lowest, 0) :]  # those of at most 0 do not count
+        if not len(losses):
             return 0.0
         # Sums over a loss and all larger ones, of the probabilities under P, and under Q times e^loss.
         # From the loss before to this one, delta(epsilon) = above - e^(epsilon - loss) * below.
-        chances = self.chances[first:]
+        chances = self.chances[-len(losses) :]
         above = self.infinite + np.cumsum(chances[::-1])[::-1]
         below = _relative_sums(losses, chances)
         if above[0] - math.exp(-losses[0]) * below[0] + self._error(0.0) <= delta:
@@ -133,11 +131,11 @@ class Grid:
         if not len(fits) and self.order:
             return math.inf
         index = int(fits[0]) if len(fits) else len(losses) - 1
-        before = float(losses[index - 1]) if index else 0.0
+        end, before = float(losses[index]), float(losses[index - 1]) if index else 0.0
         excess = above[index] - delta + float(self._error(before))
         if not (excess > 0 and below[index] > 0):
-            return float(losses[index])
-        return float(np.clip(losses[index] + math.log(excess / below[index]), before, losses[index]))
+            return end
+        return min(max(end + math.log(excess / below[index]), before), end)
 
     def tilted(self, order: float) -> tuple["Grid", float]:
         """Returns the law with chances times e^(order * loss), normalized, and the log of their sum."""
