@@ -7,6 +7,8 @@ import keras
 import numpy as np
 import pytest
 
+import tfdp
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = [
     *sorted(ROOT.glob("*.md")),
@@ -58,6 +60,11 @@ def test_a_broken_link_is_found(tmp_path):
     page.write_text("# Here\n\n[a](none.md) [b](#there) [c](#here) [d](page.md#none)\n")
     broken = [target for target in links(page.read_text()) if not resolves(page, target)]
     assert broken == ["none.md", "#there", "page.md#none"]
+
+
+def test_the_api_page_has_every_optimizer():
+    page = (ROOT / "docs/api/optimizers.md").read_text()
+    assert [name for name in tfdp.optimizers.__all__ if f"tfdp.optimizers.{name}\n" not in page] == []
 
 
 # docs/adding.md adds files to the project; tests/test_adding.py runs it.
