@@ -64,7 +64,9 @@ def test_a_broken_link_is_found(tmp_path):
 
 def test_the_api_page_has_every_optimizer():
     page = (ROOT / "docs/api/optimizers.md").read_text()
-    assert [name for name in tfdp.optimizers.__all__ if f"tfdp.optimizers.{name}\n" not in page] == []
+    assert [
+        name for name in tfdp.optimizers.__all__ if f"tfdp.optimizers.{name}\n" not in page
+    ] == []
 
 
 # docs/adding.md adds files to the project; tests/test_adding.py runs it.
