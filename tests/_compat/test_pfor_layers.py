@@ -128,7 +128,9 @@ def test_images_before_grouped_convolutions(strides):
     assert_vectorized({"images": (with_gradient(convolution), VOLUMES[:, :, :, 0])})
 
 
-@pytest.mark.parametrize(("groups", "data_format"), [(1, "NDHWC"), (2, "NCDHW")])
+@pytest.mark.parametrize(
+    ("groups", "data_format"), [pytest.param(1, "NDHWC", marks=pytest.mark.slow), (2, "NCDHW")]
+)
 def test_volume_convolutions(groups, data_format):
     kernel = tf.constant(DRAW.normal(size=(2, 1, 2, 4 // groups, 6)), tf.float32)
     first = data_format == "NCDHW"

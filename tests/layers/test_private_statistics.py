@@ -52,7 +52,7 @@ def test_a_step_is_equations_9_and_10(shape, is_private):
     if is_private:
         model = private(sgd(noise=0.0, clip=1e6), model, {"loss": "mse", "metrics": None})
     else:
-        model.compile(keras.optimizers.SGD(0.5), "mse")
+        model.compile(keras.optimizers.SGD(0.5), "mse", run_eagerly=True)
     model.fit(x, y, batch_size=8, shuffle=False, epochs=1, verbose=0)
     firsts, seconds = moments(x, mean, 0.9)
     expected = (1 - alpha) * mean + alpha * firsts.mean(0)
@@ -132,7 +132,7 @@ def test_training_normalizes_by_the_lot_and_testing_by_the_running_statistics():
 def test_a_step_by_the_lot_is_equations_9_and_10_in_private_training_too():
     (model, layer), (x, y) = network(), lot()
     inputs = model.layers[0](x).numpy()
-    model.compile(keras.optimizers.SGD(0.5), "mse")
+    model.compile(keras.optimizers.SGD(0.5), "mse", run_eagerly=True)
     model.fit(x, y, batch_size=L, shuffle=False, verbose=0)
     alpha, shown = 0.5 * 0.25 * 0.8, np.clip(inputs, -0.9, 0.9)
     assert_close(layer.running_mean, alpha * shown.mean((0, 1)), L * 3 + 4, alpha)

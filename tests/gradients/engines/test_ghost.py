@@ -16,7 +16,7 @@ from tfdp.gradients.forward import Forward
 
 
 def network(*extra):
-    stack = [layers.Conv2D(2, 3), layers.LayerNormalization(), layers.ReLU(), *extra]
+    stack = [layers.Conv2D(2, 3, activation="relu"), *extra]
     return keras.Sequential([keras.Input((4, 4, 1)), *stack, layers.Flatten(), layers.Dense(3)])
 
 
