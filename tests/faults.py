@@ -300,9 +300,7 @@ def a_declared_sensitivity_is_not_compared(check, self, declared):
     return None
 
 
-@fault(
-    "optimizers.dp_keras_optimizer:DPKerasOptimizer.update", "optimizers/test_dp_keras_optimizer.py"
-)
+@fault("optimizers.dp_keras_optimizer:DPKerasOptimizer.update", EVERY_STEP)
 def the_divisor_is_the_number_of_examples_drawn(update, self, bounded, session, *rest):
     drawn = tf.maximum(tf.math.count_nonzero(bounded.present, dtype=tf.float32), 1.0)
     sums = [total * session.divisor / drawn for total in bounded.sums]

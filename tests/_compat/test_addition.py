@@ -15,16 +15,20 @@ ROWS = 3
 SHAPES = [(5, 5), (1, 5), (5, 1), (5, 5, 5), (1, 5, 1), (5,), (1,)]
 
 
+def traced(function, values, rows):
+    specs = tf.nest.map_structure(lambda x: tf.TensorSpec([rows, *x.shape[1:]], x.dtype), values)
+    return tf.function(function).get_concrete_function(specs)
+
+
 def in_a_batch(function, values):
-    return tf.function(function).get_concrete_function(tf.TensorSpec([None, *values.shape[1:]]))(
-        values
-    )
+    return traced(function, values, None)(values)
 
 
 def alone(function, values):
     with as_in_a_larger_batch():
-        of_row = tf.function(function).get_concrete_function(tf.TensorSpec([1, *values.shape[1:]]))
-    return tf.concat([of_row(values[row : row + 1]) for row in range(ROWS)], 0)
+        of_row = traced(function, values, 1)
+    rows = [of_row(tf.nest.map_structure(lambda x, i=i: x[i : i + 1], values)) for i in range(ROWS)]
+    return tf.nest.map_structure(lambda *found: tf.concat(found, 0), *rows)
 
 
 def adding(weight, to_row):
@@ -42,21 +46,27 @@ def adding(weight, to_row):
 @pytest.mark.parametrize("whose", ["row", "weight", "weight, one axis more"])
 def test_a_row_is_added_to_as_in_a_batch(whose):
     draw = np.random.default_rng(0).normal
-    compared = 0
+    values, functions = [], []
     for x, y in itertools.product(SHAPES, SHAPES):
         if whose == "row" and len(x) != len(y):
             continue  # that mixes rows
-        values = tf.constant(draw(size=(ROWS, *x)), tf.float32)
         weight = draw(size=(1, *y) if whose == "weight, one axis more" else y)
-        function = adding(tf.constant(weight, tf.float32), whose == "row")
+        added = (ROWS, *y) if whose == "row" else weight.shape
         try:
-            expected = in_a_batch(function, values)
-        except (ValueError, tf.errors.InvalidArgumentError):
+            rows, *_ = np.broadcast_shapes((ROWS, *x), added)
+        except ValueError:
             continue
-        if expected.shape[0] == ROWS:
-            assert_close(alone(function, values), expected, 1)
-            compared += 1
-    assert compared > 10
+        if rows == ROWS and len(added) <= 1 + len(x):
+            values.append(tf.constant(draw(size=(ROWS, *x)), tf.float32))
+            functions.append(adding(tf.constant(weight, tf.float32), whose == "row"))
+
+    def added(rows):
+        return [function(row) for function, row in zip(functions, rows, strict=True)]
+
+    expected, found = (how(added, values) for how in (in_a_batch, alone))
+    assert len(expected) > 10
+    for ours, theirs in zip(found, expected, strict=True):
+        assert_close(ours, theirs, 1)
 
 
 def test_promotes_types_as_keras_does():

@@ -85,7 +85,8 @@ class Noisy(keras.Model):
 
 
 @pytest.mark.parametrize(
-    ("engine", "jit_compile"), [(ghost.bounded_sum, False), (exact.bounded_sum, True)]
+    ("engine", "jit_compile"),
+    [(ghost.bounded_sum, False), pytest.param(exact.bounded_sum, True, marks=pytest.mark.slow)],
 )
 def test_one_example_cannot_change_the_noise_of_another(engine, jit_compile):
     """Two lots that differ in the first row alone: without it, their sums are the same."""

@@ -25,6 +25,13 @@ def side_by_side(shape, *stack, integers=False):
     return keras.Model(x, layers.Concatenate()(outputs) if len(outputs) > 1 else outputs[0])
 
 
+def beside(*models):
+    """Returns one model of several, which keep their inputs, so that one pass checks them all."""
+    inputs = [x for model in models for x in model.inputs]
+    outputs = [layers.Flatten()(x) for model in models for x in model.outputs]
+    return keras.Model(inputs, layers.Concatenate()(outputs))
+
+
 def lot_for(model, rows=3, integers=None, bound=None, weight=None):
     """Draws weights and a lot; returns the arguments of an engine."""
     generator = np.random.default_rng(0)

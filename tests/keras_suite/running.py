@@ -50,6 +50,7 @@ def run(arguments: list[str] = (), **options) -> subprocess.CompletedProcess:
         "KERAS_BACKEND": "tensorflow",
         "PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")]),
         "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
     command = [sys.executable, "-m", "pytest", "-c", str(_ROOT / "tests/keras_suite/suite.ini")]

@@ -67,12 +67,14 @@ class StepSuite:
         mechanism: name of the mechanism in `tfdp.optimizers.MECHANISMS`.
         settings: further arguments of the optimizer.
         step_over_rate: how far a unit of the lot's mean moves a weight, over the learning rate.
+        physical_batch_size: of the noisy steps: noise is drawn once for all chunks of a lot.
         attains_the_bound: whether a long gradient moves a step by exactly the sensitivity.
     """
 
     mechanism: str
     settings: dict = {}
     step_over_rate = 1.0
+    physical_batch_size: int | None = None
     attains_the_bound = True
 
     def squares_per_weight(self):
@@ -87,13 +89,13 @@ class StepSuite:
         make = MECHANISMS[self.mechanism](keras.optimizers.SGD)
         return make(learning_rate=RATE, l2_norm_clip=CLIP, noise_multiplier=noise, **self.settings)
 
-    def begin(self, noise, network, compiled=None):
+    def begin(self, noise, network, compiled=None, **made):
         """Returns a model, the bounded gradient of each row, and a function that takes a step.
 
         Every step starts at the same weights. It takes the presence of each row, and returns the
-        noisy sum.
+        noisy sum. `made` goes to make_private.
         """
-        model = private(self.optimizer(noise), network, compiled)
+        model = private(self.optimizer(noise), network, compiled, **made)
         x, y = data(L)
         x[VICTIM] *= 2.0
         rows = [self.bounded(gradients) for gradients in gradients_of_rows(model, x, y)]
@@ -133,7 +135,7 @@ class StepSuite:
     @classmethod
     def noisy(cls):
         """What `begin` returns for a model whose steps show the noise."""
-        return cls().begin(NOISE, wide())
+        return cls().begin(NOISE, wide(), physical_batch_size=cls.physical_batch_size)
 
     def test_the_noise_is_what_is_accounted_and_what_the_step_reports(self, noisy):
         model, rows, step = noisy

@@ -33,10 +33,9 @@ def test_the_noise_is_split_as_in_theorem_1():
     assert AdaptiveClipping(1.0).sum_noise == pytest.approx(1.005037815)
 
 
-@pytest.mark.parametrize("count_noise", [0.8, 50.0])
-def test_sum_and_count_cost_what_one_gaussian_mechanism_does(count_noise):
+def test_sum_and_count_cost_what_one_gaussian_mechanism_does():
     """By dp-accounting, two Gaussian queries with their own noises cost what the stated one costs."""
-    made = AdaptiveClipping(1.3, quantile_noise_multiplier=count_noise)
+    made = AdaptiveClipping(1.3, quantile_noise_multiplier=0.8)
 
     def epsilon(*multipliers):
         accountant = PLDAccountant()

@@ -13,6 +13,7 @@ from tfdp.optimizers import MECHANISMS
 
 class TestDPSGD(StepSuite):
     mechanism = "dpsgd"
+    physical_batch_size = 4
 
 
 class TestSIDPSGD(StepSuite):

@@ -42,7 +42,7 @@ def test_two_steps_by_hand():
 def test_sgld_adds_the_larger_of_langevin_noise_and_private_noise():
     model = private(sgld(noise=3.0), wide())
     before = weights(model)
-    fit(model, rows=8)
+    model.train_on_batch(*data(8))
     # The private noise is 0.8 / 2 * 3 C / 8, and smaller.
     assert_normal(weights(model) - before, (0.8 / 24) ** 0.5)
 

@@ -93,6 +93,7 @@ def test_clipping_over_several_variables(microbatches):
     assert_close(found, expected, 3 * 4 + 2 * FUNCTION)
 
 
+@pytest.mark.slow
 def test_clipping_of_a_microbatch():
     """testClippingNorm (sparse): (3, 4) and (6, 8) in one microbatch, clipped at 1: (-0.6, -0.8)."""
     model = private(constants(0, 0), half_square, clip=1.0, num_microbatches=1)

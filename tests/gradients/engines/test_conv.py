@@ -1,6 +1,7 @@
 """Rules of convolutions: their gradients are those of batches of one."""
 
 import keras
+import pytest
 from keras import layers
 
 from tests.gradients.checking import check_engines, check_layers, side_by_side
@@ -19,7 +20,8 @@ def test_one_dimension():
     )
 
 
-def test_two_dimensions():
+@pytest.mark.parametrize("engine", ["ghost", pytest.param("vectorized", marks=pytest.mark.slow)])
+def test_two_dimensions(engine):
     check_layers(
         (9, 8, 2),
         layers.Conv2D(3, (4, 5), activation="tanh"),
@@ -28,6 +30,7 @@ def test_two_dimensions():
         layers.Conv2DTranspose(2, 3, strides=2, padding="same", output_padding=(1, 0)),
         layers.DepthwiseConv2D(3, strides=2, padding="same", depth_multiplier=2),
         layers.SeparableConv2D(4, 3, activation="tanh"),
+        engines=[engine],
     )
 
 

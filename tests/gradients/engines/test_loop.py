@@ -83,9 +83,11 @@ def test_rows_and_steps_draw_numbers_of_their_own():
         return tf.not_equal(gradients[0].values[..., 0], 0.0), after
 
     masks, after = dropped(tf.constant(0))
+    shifted, _ = dropped(tf.constant(2))
     more, _ = dropped(tf.constant(3))
     forward.advance(forward.state(), after)
     later, _ = dropped(tf.constant(0))
+    np.testing.assert_array_equal(shifted[0], masks[2])  # they follow from the place of the row
     rows = np.concatenate([masks, more, later])
     agreement = (rows[:, np.newaxis] == rows).mean(-1)[~np.eye(9, dtype=bool)]
     assert agreement.min() > 0.3 and agreement.max() < 0.7

@@ -2,7 +2,13 @@
 
 import pytest
 
-from tests.gradients.checking import check_layers, check_traced, side_by_side
+from tests.gradients.checking import (
+    beside,
+    check_engines,
+    check_layers,
+    check_traced,
+    side_by_side,
+)
 from tests.helpers import EVERY_CONVOLUTION
 from tfdp.layers.noisy import NoisyConv1D, NoisyConv2D, NoisyConv3D, NoisyDense
 
@@ -18,10 +24,14 @@ def dense_and_convolutions():
 
 def test_dense_and_convolutions():
     check_layers((5, 4), *dense_and_convolutions())
+
+
+@pytest.mark.slow
+def test_images_and_volumes():
     image = NoisyConv2D(4, 3, noise_stddev=0.3, activation="relu")
-    check_layers((5, 6, 2), image, engines=["ghost"])
-    strided = NoisyConv3D(3, 3, noise_stddev=0.3, strides=2, padding="same", use_bias=False)
-    check_layers((4, 3, 4, 2), strided, engines=["ghost"])
+    volume = NoisyConv3D(3, 3, noise_stddev=0.3, strides=2, padding="same", use_bias=False)
+    model = beside(side_by_side((5, 6, 2), image), side_by_side((4, 3, 4, 2), volume))
+    check_engines(model, engines=["ghost"])
 
 
 @pytest.mark.slow

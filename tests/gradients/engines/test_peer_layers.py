@@ -79,6 +79,7 @@ class PositionEmbedding(layers.Layer):
         return x + keras.ops.broadcast_to(self.table[: x.shape[1]], keras.ops.shape(x))
 
 
+@pytest.mark.slow
 def test_layers_of_ones_own():
     """The graph shows what becomes of their weights."""
     branches = [([PositionEmbedding()], (3, 2)), ([SequenceBias(), layers.Dense(2)], (5, 3))]
@@ -96,6 +97,7 @@ def test_attention_with_a_key_a_mask_and_another_length():
     check_model(keras.Model([query, value, key, mask], outputs), rows=4)
 
 
+@pytest.mark.slow
 def test_bags_of_embeddings():
     """embedding_test.py: sums of the same rows, weighted, before a dense layer."""
     ids = keras.Input((2, 3), dtype="int32")

@@ -15,8 +15,6 @@ from tfdp.gradients.engines import exact, ghost
 from tfdp.gradients.forward import Forward
 from tfdp.layers import PrivateBatchNormalization
 
-ENGINES = pytest.mark.parametrize("engine", [exact, ghost], ids=["vectorized", "ghost"])
-
 
 def images():
     return keras.Sequential(
@@ -108,9 +106,14 @@ def run(engine, forward, clip, x, y, weight):
     return np.concatenate([np.ravel(s) for s in lot.sums]), lot
 
 
-@ENGINES
-def test_sums_are_those_of_the_formulas(engine):
-    model, forward = compiled(images)
+EACH = pytest.mark.parametrize(
+    ("make", "engine"), [(row_by_row, exact), (images, ghost)], ids=["vectorized", "ghost"]
+)
+
+
+@EACH
+def test_sums_are_those_of_the_formulas(make, engine):
+    model, forward = compiled(make)
     x, y = normal(5, *model.input_shape[1:]), np.arange(5) % 3
     expected = gradients_by_definition(model, x, y)
     norms = np.linalg.norm(expected, axis=1)
@@ -121,11 +124,7 @@ def test_sums_are_those_of_the_formulas(engine):
     assert_close(found, total, terms_of(model, 5))
 
 
-@pytest.mark.parametrize(
-    ("make", "engine"),
-    [(row_by_row, exact), (images, ghost)],
-    ids=["vectorized", "ghost"],
-)
+@EACH
 def test_an_example_moves_the_sum_by_the_clip_norm_at_most(make, engine):
     """Neighbours differ in one row, which is absent in the second; its inputs are ordinary or huge."""
     model, forward = compiled(make)

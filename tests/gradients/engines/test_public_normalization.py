@@ -142,7 +142,7 @@ def test_an_example_moves_the_sum_by_at_most_the_clip_norm(engine):
 def private(model, optimizer=tfdp.DPKerasSGDOptimizer, noise=1.0, **kwargs):
     model = tfdp.make_private(model, **kwargs)
     options = {"l2_norm_clip": 1.0, "noise_multiplier": noise, "learning_rate": 0.5}
-    model.compile(optimizer(**options), loss=LOSS, metrics=["accuracy"])
+    model.compile(optimizer(**options), loss=LOSS)
     return model
 
 

@@ -31,28 +31,33 @@ def test_all_outputs_in_either_direction():
         (2, 2),
         layers.SimpleRNN(2, use_bias=False, **options),
         layers.GRU(2, reset_after=False, use_bias=False, **options),
-        NormalizedLSTM(3, affine=False, **options),
         engines=["ghost"],
     )
+
+
+@pytest.mark.slow
+def test_normalization_without_weights():
+    layer = NormalizedLSTM(3, affine=False, return_sequences=True, go_backwards=True)
+    check_layers((2, 2), layer, engines=["ghost"])
 
 
 def test_masks():
     tokens = keras.Input((3,), dtype="int32")
     hidden = layers.Embedding(4, 3, mask_zero=True)(tokens)
     outputs = [
-        layers.LSTM(2, go_backwards=True, return_sequences=True)(hidden),
+        layers.SimpleRNN(2, go_backwards=True, return_sequences=True)(hidden),
         layers.Bidirectional(layers.SimpleRNN(2, zero_output_for_mask=True))(hidden),
     ]
     model = keras.Model(tokens, layers.Concatenate()([layers.Flatten()(o) for o in outputs]))
     check_engines(model, integers=4, engines=["ghost"])
 
 
-def test_states_from_other_layers():
+def test_states_from_and_for_other_layers():
     sequence, start = keras.Input((4, 3)), keras.Input((2,))
-    states = [layers.Dense(2)(start), layers.Dense(2)(start)]
-    _, *states = layers.LSTM(2, return_state=True)(sequence, initial_state=states)
-    decoded = layers.LSTM(2, return_sequences=True)(sequence, initial_state=states)
-    check_engines(keras.Model([sequence, start], decoded), engines=["ghost"])
+    first = [layers.Dense(2)(start), layers.Dense(2)(start)]
+    layer = layers.LSTM(2, return_sequences=True, return_state=True)
+    outputs = layer(sequence, initial_state=first)
+    check_engines(keras.Model([sequence, start], outputs), engines=["ghost"])
 
 
 @pytest.mark.slow
@@ -87,11 +92,13 @@ def test_a_cell_of_its_own():
     check_engines(model, engines=["ghost"])
 
 
-def test_an_activation_with_a_gradient_of_its_own_in_sequences_of_unknown_length():
+@pytest.mark.parametrize("engine", ["ghost", pytest.param("vectorized", marks=pytest.mark.slow)])
+def test_an_activation_with_a_gradient_of_its_own_in_sequences_of_unknown_length(engine):
     layer = layers.LSTM(2, activation="silu")
-    check_engines(keras.Sequential([keras.Input((None, 3)), layer]))
+    check_engines(keras.Sequential([keras.Input((None, 3)), layer]), engines=[engine])
 
 
+@pytest.mark.slow
 def test_bfloat16_within_its_own_rounding():
     layer = layers.LSTM(2, dtype="mixed_bfloat16")
     check_engines(side_by_side((1, 2), layer), engines=["ghost"], terms=16, dtype="bfloat16")
@@ -100,7 +107,7 @@ def test_bfloat16_within_its_own_rounding():
 def test_a_loop_of_unknown_length_is_unrolled_once_the_data_state_their_length():
     series = np.arange(24, dtype="float32").reshape(12, 2) / 24
     windows = keras.utils.timeseries_dataset_from_array(series, series[:, :1], 4, batch_size=3)
-    layer = layers.LSTM(2, activation=lambda x: keras.ops.tanh(x), name="rolled")
+    layer = layers.SimpleRNN(2, activation=lambda x: keras.ops.tanh(x), name="rolled")
     network = keras.Sequential([keras.Input((4, 2)), layer, layers.Dense(1)])
     model = private(sgd(), network, {"loss": "mse"})
     with pytest.raises(NotImplementedError, match=r"'rolled' .*ensure_shape"):

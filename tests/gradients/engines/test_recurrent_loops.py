@@ -16,14 +16,14 @@ class Own(layers.SimpleRNNCell):
 
 
 def test_masked_loops_have_the_gradients_of_batches_of_one():
-    x = keras.Input((5, 3))
+    x = keras.Input((4, 3))
     # Hides steps at the beginning, in the middle and at the end.
     gaps = layers.Lambda(lambda x: x * tf.cast(tf.reduce_sum(x, -1, keepdims=True) > 0.0, x.dtype))
     masked = layers.Masking()(gaps(x))
     cells = layers.StackedRNNCells([layers.LSTMCell(3), layers.GRUCell(2)])
+    options = {"go_backwards": True, "return_sequences": True, "zero_output_for_mask": True}
     stack = [
-        layers.GRU(2, go_backwards=True, return_sequences=True, reset_after=False),
-        layers.SimpleRNN(2, use_bias=False, zero_output_for_mask=True, return_sequences=True),
+        layers.SimpleRNN(2, use_bias=False, **options),
         layers.RNN(cells, return_sequences=True),
         layers.RNN(Own(2)),
     ]
@@ -62,7 +62,7 @@ def test_convolutions_in_cells():
 
 @pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_recurrent_dropout_has_a_mask_for_each_row(jit_compile):
-    model = keras.Sequential([keras.Input((2, 4)), layers.LSTM(40, recurrent_dropout=0.5)])
+    model = keras.Sequential([keras.Input((2, 4)), layers.SimpleRNN(40, recurrent_dropout=0.5)])
     forward, _, x, y, weight = lot_for(model)
     same = tf.ones_like(x), tf.zeros_like(y)  # rows differ by their masks only
     lot = (forward, MedianClip(1.0), *same, weight)

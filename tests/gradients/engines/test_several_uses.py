@@ -40,7 +40,7 @@ def frames():
 
 MODELS = {
     "images of other sizes": lambda: twice(layers.Conv2D(3, 3), (6, 6, 2), (9, 7, 2)),
-    "gru": lambda: twice(layers.GRU(2), (3, 2), (2, 2)),
+    "loops": lambda: twice(layers.SimpleRNN(2), (3, 2), (2, 2)),
     "chain": chain,
     "nested": nested,
     "frames": frames,

@@ -79,7 +79,7 @@ def unknown_operations(model):
     return [operation.type for operation in found if operation is not None]
 
 
-@pytest.mark.parametrize("network", [vit, swin])
+@pytest.mark.parametrize("network", [vit, pytest.param(swin, marks=pytest.mark.slow)])
 def test_networks(network):
     images = keras.Input((4, 4, 3))
     model = keras.Model(images, layers.Dense(2)(network(images)))
