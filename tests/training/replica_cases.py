@@ -22,6 +22,7 @@ import tensorflow as tf
 
 import tfdp
 from tests.rounding import assert_close, terms_of
+from tests.seeds import seed_keras
 from tfdp.training import training
 from tfdp.training.replicas import copies_of
 
@@ -281,7 +282,7 @@ def strategy(devices):
 def trained(devices, optimizer=sgd, model=net, fit=on_arrays, compiled=None, private=None):
     """Returns (model, logs) of a training on so many devices."""
     with contextlib.nullcontext() if devices == 1 else strategy(devices).scope():
-        keras.utils.set_random_seed(0)
+        seed_keras(0)
         made = tfdp.make_private(model(), seed=5, **(private or {}))
         made.compile(optimizer(), LOSS, **({"metrics": ["accuracy"]} | (compiled or {})))
     return made, fit(made)

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import tfdp
 from tests.rounding import assert_close
+from tests.seeds import seed_keras
 from tests.training.test_backup_folder import Killed, dying
 from tfdp.accounting import Strategy, max_steps
 from tfdp.training.backup_folder import BackupFolder
@@ -84,7 +85,7 @@ class Training:
         self.more, self.seen = {"save_freq": 1} | more, []
 
     def model(self, kind=keras.Sequential, **compiled):
-        keras.utils.set_random_seed(3)
+        seed_keras(3)
         network = kind([keras.Input((3,)), keras.layers.Dense(1)])
         model = tfdp.make_private(network, engine="loop")
         model.compile(self.make(), "mse", **compiled)

@@ -11,6 +11,7 @@ from helpers import LOSS, Rows, clipped_sum, data, sgd, steps, weights
 
 import tfdp
 from tests.rounding import assert_close, terms_of
+from tests.seeds import seed_keras
 from tests.training.small import GRAPH, linear, small
 from tfdp.data import SCHEMES, Lots, make_lots
 from tfdp.data.arrays import as_arrays
@@ -385,7 +386,7 @@ def after_lots_without_targets():
 
 
 def without_targets():
-    keras.utils.set_random_seed(0)
+    seed_keras(0)
     network = keras.Sequential([keras.Input((4,)), WithLoss()])
     model = tfdp.make_private(network, engine="loop")
     model.compile(sgd(noise=0.0, clip=CLIP), run_eagerly=True)
@@ -420,7 +421,7 @@ def test_optional_inputs_may_be_absent():
     x, y = data(8)
     results = []
     for inputs in ([x, None], x):
-        keras.utils.set_random_seed(0)
+        seed_keras(0)
         tensors = [keras.Input((4,)), keras.Input((4,), optional=True)]
         network = keras.Model(tensors, Sum(3)(*tensors)) if isinstance(inputs, list) else linear()
         model = small(sgd(noise=0.0), network)

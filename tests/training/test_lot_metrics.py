@@ -11,6 +11,7 @@ from keras import layers
 
 import tfdp
 from tests.rounding import FUNCTION, assert_close, terms_of
+from tests.seeds import seed_keras
 from tests.training.small import small, train
 from tfdp.data import make_lots
 from tfdp.layers import PublicBatchNormalization, PublicExamples
@@ -255,7 +256,7 @@ def test_losses_of_outputs_are_in_the_logs():
         "loss_weights": {"a": 0.5, "b": 2.0},
     }
 
-    keras.utils.set_random_seed(2)
+    seed_keras(2)
     plain = two_outputs()
     ours = keras.models.clone_model(plain)
     ours.set_weights(plain.get_weights())
