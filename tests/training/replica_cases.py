@@ -116,8 +116,8 @@ def _columns(logs):
     return {name: [each[name] for each in logs] for name in logs[0]}
 
 
-def in_small_lots(model):
-    return on_lots("poisson", 1, lot_size=2)(model) | evaluations(model, 33)
+def and_evaluated(model):
+    return on_arrays(model) | evaluations(model, 33)
 
 
 def evaluated(model):
@@ -186,7 +186,7 @@ CASES = {
     "together": {
         "optimizer": lambda: averaged(clipping="adaptive"),
         "model": with_dropout,
-        "fit": in_small_lots,
+        "fit": and_evaluated,
     },
     "adaptive": {"optimizer": lambda: sgd(clipping="adaptive"), "model": with_dropout},
     "matrix": {"optimizer": matrix, "fit": on_lots("cyclic_poisson", groups=3)},

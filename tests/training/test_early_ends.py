@@ -139,12 +139,12 @@ def test_a_decision_that_is_taken_back_leaves_the_plan():
 def test_an_exception_after_the_first_step_counts_the_plan():
     model = small()
     with pytest.raises(KeyboardInterrupt):
-        train(model, EPOCHS, callbacks=[Interrupts(1)])
+        train(model, EPOCHS, shuffle=True, callbacks=[Interrupts(1)])
     (run,) = model.privacy.ledger.runs
     assert (run.steps, run.taken) == (PLANNED, 1)
     assert f"1 of {PLANNED} planned steps" in model.privacy.statement(DELTA)
     for _ in range(2):
-        model.fit(*data(8), batch_size=8, verbose=0)
+        train(model, shuffle=True, steps_per_epoch=1)
     assert entries(model) == [PLANNED, 2]  # further steps do not hide among those left out
 
 
