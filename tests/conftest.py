@@ -162,9 +162,9 @@ def gpu_paths(request, monkeypatch):
 @pytest.fixture(autouse=True)
 def seeded():
     """Seeds initial weights, so that tests that do not seed their models are repeatable."""
-    import keras
+    from tests.seeds import seed_keras
 
-    keras.utils.set_random_seed(0)
+    seed_keras(0)
 
 
 @pytest.fixture(autouse=True)

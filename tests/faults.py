@@ -608,11 +608,12 @@ def si_dpsgd_releases_its_means_for_nothing(release, self, variables):
 REPLICAS = "training/test_replicas.py"
 
 
-@fault("noise.gaussian:NoiseSource._counter_of", REPLICAS)
-def each_replica_draws_noise_of_its_own(counter, self, draw):
+@fault("noise.gaussian:NoiseSource._counters", REPLICAS)
+def each_replica_draws_noise_of_its_own(counters, self, draw):
     context = tf.distribute.get_replica_context()
     replica = 0 if context is None else context.replica_id_in_sync_group
-    return counter(self, draw) + tf.cast(replica, tf.int64) * 2**40
+    key, high = counters(self, draw)
+    return key, high + tf.cast(replica, tf.int64) * 2**40
 
 
 @fault("data.shares:Shares.units", REPLICAS)

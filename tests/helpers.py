@@ -14,6 +14,7 @@ from keras import layers
 from tensorflow.python.framework.test_util import IsMklEnabled
 
 import tfdp
+from tests.seeds import seed_keras
 from tfdp._compat import float32_products
 from tfdp.gradients import norms
 from tfdp.noise import philox
@@ -53,7 +54,7 @@ def data(rows=24, seed=0):
 
 
 def plain(seed=0):
-    keras.utils.set_random_seed(seed)
+    seed_keras(seed)
     return keras.Sequential(
         [keras.Input((4,)), layers.Dense(5, activation="tanh"), layers.Dense(3)]
     )

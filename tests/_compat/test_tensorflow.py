@@ -24,6 +24,19 @@ def test_inside_xla():
     assert not borrowed.inside_xla()
 
 
+def test_set_fresh_seed():
+    tf.random.set_seed(5)
+    drawn = [tf.random.normal([3], seed=1).numpy(), tf.random.normal([3]).numpy()]
+    for set_seed in (borrowed.set_fresh_seed, tf.random.set_seed):
+        set_seed(6)
+        drawn += [tf.random.normal([3], seed=1).numpy(), tf.random.normal([3]).numpy()]
+    np.testing.assert_array_equal(drawn[2:4], drawn[4:])
+    assert not np.any(np.isclose(drawn[:2], drawn[2:4]))
+    with tf.Graph().as_default() as graph:
+        borrowed.set_fresh_seed(7)
+    assert graph.seed == 7
+
+
 def test_captures():
     outside = tf.Variable(1.0, name="outside")
     pairs = []

@@ -107,7 +107,9 @@ print("end")
 """
 
 
-@pytest.mark.parametrize("end", ["", "raise KeyboardInterrupt"])
+@pytest.mark.parametrize(
+    "end", ["raise KeyboardInterrupt", pytest.param("", marks=pytest.mark.slow)]
+)
 def test_a_process_ends_while_rows_are_read(end):
     command = [sys.executable, "-c", _ALIVE + end]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -164,7 +164,8 @@ each_library = pytest.mark.parametrize("make", LIBRARIES, ids=lambda make: make.
 
 def lots_of(source):
     lots = data.make_lots("poisson", source, lot_size=6)
-    return [*lots.as_dataset(order=bytes(16)).take(4).as_numpy_iterator()]
+    drawn = lots.as_dataset(order=bytes(16)).take(4).as_numpy_iterator()
+    return [*drawn, source[:16].rows(np.arange(3))[:2], source[16:].rows(np.arange(4))[:2]]
 
 
 def fitted(source):
@@ -175,20 +176,22 @@ def fitted(source):
 
 
 @functools.cache
-def expected():
-    source = data.as_source(X, Y)
-    return lots_of(source), fitted(source)
+def expected(made_of):
+    return made_of(data.as_source(X, Y))
 
 
 @each_library
-def test_lots_and_trainings_are_those_of_the_arrays(make, tmp_path):
-    source = make(tmp_path)
-    lots, weights = expected()
-    for found, wanted in zip(lots_of(source), lots, strict=True):
+def test_lots_and_parts_are_those_of_the_arrays(make, tmp_path):
+    for found, wanted in zip(lots_of(make(tmp_path)), expected(lots_of), strict=True):
         for one, other in zip(found, wanted, strict=True):
             assert one.dtype == other.dtype
             np.testing.assert_array_equal(one, other)
-    for found, wanted in zip(fitted(source), weights, strict=True):
+
+
+@pytest.mark.slow  # test_sources.py has a training on rows that are read one by one
+@each_library
+def test_trainings_are_those_of_the_arrays(make, tmp_path):
+    for found, wanted in zip(fitted(make(tmp_path)), expected(fitted), strict=True):
         np.testing.assert_array_equal(found, wanted)
 
 

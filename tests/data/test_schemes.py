@@ -155,14 +155,6 @@ class TestRandomAllocation:
         assert independence_p_value(places) > SIGNIFICANCE
         assert law_p_value(places, equally_likely(itertools.permutations(range(3)))) < SIGNIFICANCE
 
-    def test_an_order_gives_the_same_epochs_again(self):
-        lots = make("random_allocation", 20, 5)
-        order = lots.new_order()
-        first, again = (drawn(lots, 8, order=order) for _ in range(2))
-        later = drawn(lots, 3, order=order, start=5)
-        for one, other in zip([*first, *first[5:8]], [*again, *later], strict=True):
-            np.testing.assert_array_equal(one, other)
-
 
 class TestMicrobatches:
     """Groups of neighbours come together, and have the law that single examples have."""

@@ -10,15 +10,15 @@ import tensorflow as tf
 from helpers import sgd
 
 import tfdp
-from tests.training.small import GRAPH, small
+from tests.training.small import small
 from tfdp import data
 from tfdp.data.sources import is_source
 
 X, Y = np.arange(80, dtype=np.float32).reshape(20, 4) / 80, np.arange(20) % 3
 
 
-def seeded(compiled=None):
-    return small(sgd(seed=3), compiled=compiled, seed=3)
+def seeded():
+    return small(sgd(seed=3), seed=3)
 
 
 class Records:
@@ -107,10 +107,8 @@ def test_parts_are_of_the_same_rows():
 def test_a_private_model_takes_a_source_as_it_takes_arrays():
     found = []
     for given in ({"x": X, "y": Y}, {"x": Records()}):
-        model = seeded(GRAPH)
-        model.fit(
-            **given, batch_size=5, epochs=2, verbose=0, validation_data=data.as_source((X, Y))
-        )
+        model = seeded()
+        model.fit(**given, batch_size=10, verbose=0, validation_data=data.as_source((X, Y)))
         found.append(
             (
                 model.get_weights(),
@@ -128,7 +126,7 @@ def test_a_source_is_split_and_weighted_by_class():
     model = seeded()
     history = model.fit(
         Records(),
-        batch_size=5,
+        batch_size=15,
         validation_split=0.25,
         class_weight={0: 2.0, 1: 1.0, 2: 0.0},
         verbose=0,
@@ -226,7 +224,7 @@ def test_texts_are_evaluated_as_they_are_trained():
     network = keras.Sequential([keras.Input((), dtype="string"), words, keras.layers.Dense(3)])
     model = small(model=network, public_preprocessing=True)
     source = data.as_source(Records(lambda index: ("a b" if index % 2 else "b", Y[index])))
-    model.fit(source, batch_size=5, validation_data=source, verbose=0)
+    model.fit(source, batch_size=20, validation_data=source, verbose=0)
     assert np.isfinite(model.evaluate(source, verbose=0))
     expected = model.predict(source, verbose=0)
     np.testing.assert_array_equal(model.predict(["b", "a b"], verbose=0), expected[:2])
@@ -331,12 +329,12 @@ class TestDatasets:
             source = data.read_dataset(windows.unbatch(), cache)
             found = source.rows(np.arange(17))[0]
             np.testing.assert_array_equal(found[np.argsort(found[:, 0, 0])], expected)
-        lots = data.make_lots("poisson", windows.unbatch(), lot_size=5)
+        lots = data.make_lots("poisson", windows.unbatch(), lot_size=17)
         network = keras.Sequential([keras.Input((4, 4)), keras.layers.Flatten()])
         network.add(keras.layers.Dense(3))
         model = small(sgd(), network)
         model.fit(lots, verbose=0)
-        assert model.privacy.steps_taken == 3
+        assert model.privacy.steps_taken == 1
         parts = tf.data.Dataset.range(3).map(lambda i: (tf.range(3 - i // 2), i))
         with pytest.raises(ValueError, match="Row 2 of the source"):
             data.read_dataset(parts)
@@ -348,8 +346,8 @@ class TestDatasets:
         stated = windows.map(lambda x: (tf.ensure_shape(x, [4, 4]), x[0, :1]))
         network = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(1)])
         model = small(sgd(), network, {"loss": "mse"})
-        model.fit(data.make_lots("poisson", stated, lot_size=5), verbose=0)
-        assert model.privacy.steps_taken == 3
+        model.fit(data.make_lots("poisson", stated, lot_size=17), verbose=0)
+        assert model.privacy.steps_taken == 1
 
     def test_what_is_no_set_of_examples_is_refused(self):
         for dataset, message in (
@@ -390,10 +388,9 @@ def test_texts_are_evaluated_and_predicted_as_they_are_trained(kind):
     inputs = {"word": keras.Input((1,), dtype="string", name="word")}
     known = keras.layers.StringLookup(vocabulary=["a", "b"], output_mode="one_hot")
     network = keras.Model(inputs, keras.layers.Dense(1)(known(inputs["word"])))
-    model = tfdp.make_private(network)
-    model.compile(sgd(), "mse")
+    model = small(sgd(), network, {"loss": "mse"})
     x, y = {"word": words}, np.zeros((20, 1))
-    model.fit(x, y, batch_size=10, epochs=1, verbose=0, validation_data=(x, y))
+    model.fit(x, y, batch_size=20, verbose=0, validation_data=(x, y))
     assert model.evaluate(x, y, verbose=0) == pytest.approx(model.evaluate(x, y, 5, verbose=0))
     frames = {"word": pytest.importorskip("pandas").DataFrame(words)}
     np.testing.assert_array_equal(model.predict(frames, verbose=0), model.predict(x, verbose=0))

@@ -22,6 +22,7 @@ import tensorflow as tf
 
 import tfdp
 from tests.rounding import assert_close, terms_of
+from tests.seeds import seed_keras
 from tfdp.training import training
 from tfdp.training.replicas import copies_of
 
@@ -56,8 +57,8 @@ def si_dpsgd(**more):
     return sgd(tfdp.SIDPSGDOptimizer, **({"momentum": 0.9} | more))
 
 
-def averaged():
-    return sgd(use_ema=True, ema_overwrite_frequency=2)
+def averaged(**more):
+    return sgd(use_ema=True, ema_overwrite_frequency=2, **more)
 
 
 def on_lots(sampling, epochs=2, f=None, **options):
@@ -115,9 +116,19 @@ def _columns(logs):
     return {name: [each[name] for each in logs] for name in logs[0]}
 
 
+def and_evaluated(model):
+    return on_arrays(model) | evaluations(model, 33)
+
+
 def evaluated(model):
     found = on_arrays(model, epochs=1, validation_data=(X[:33], Y[:33]), validation_batch_size=16)
-    for rows in (1, 5, 33):  # of shares of unequal size, or without rows
+    return found | evaluations(model, 1, 5, 33)
+
+
+def evaluations(model, *sizes):
+    """Of shares of unequal size, or without rows."""
+    found = {}
+    for rows in sizes:
         x, y = X[:rows], Y[:rows]
         source = tfdp.data.as_source((x, y))
         found[f"evaluate {rows}"] = model.evaluate(x, y, batch_size=8, verbose=0)
@@ -172,6 +183,11 @@ EAGER = {"run_eagerly": True}
 USERS = {"privacy_ids": np.arange(ROWS) % 23, "examples_per_person": 3, "lot_size": 6}
 SOME = np.where(np.arange(ROWS) < 30, 0.0, 1.0)
 CASES = {
+    "together": {
+        "optimizer": lambda: averaged(clipping="adaptive"),
+        "model": with_dropout,
+        "fit": and_evaluated,
+    },
     "adaptive": {"optimizer": lambda: sgd(clipping="adaptive"), "model": with_dropout},
     "matrix": {"optimizer": matrix, "fit": on_lots("cyclic_poisson", groups=3)},
     "si_dpsgd": {"optimizer": si_dpsgd, "fit": on_lots("cyclic")},
@@ -266,7 +282,7 @@ def strategy(devices):
 def trained(devices, optimizer=sgd, model=net, fit=on_arrays, compiled=None, private=None):
     """Returns (model, logs) of a training on so many devices."""
     with contextlib.nullcontext() if devices == 1 else strategy(devices).scope():
-        keras.utils.set_random_seed(0)
+        seed_keras(0)
         made = tfdp.make_private(model(), seed=5, **(private or {}))
         made.compile(optimizer(), LOSS, **({"metrics": ["accuracy"]} | (compiled or {})))
     return made, fit(made)
@@ -338,15 +354,19 @@ def of_shard(model, total=ROWS):
 
 
 def deviation(devices):
-    """Secret noise has the nominal deviation, and all copies have the same."""
+    """Secret noise has the nominal deviation, and all copies have it; later steps trace nothing."""
     with strategy(devices).scope():
         model = keras.Sequential([keras.Input((100,)), keras.layers.Dense(100, use_bias=False)])
         made = tfdp.make_private(model)
         made.compile(sgd(noise_multiplier=2.0, learning_rate=1.0, seed=None), "mse")
     before = made.get_weights()[0]
-    zeros = np.zeros((64, 100), "float32")  # whose gradients are zero
-    made.fit(zeros, zeros, batch_size=16, verbose=0)
-    found = np.std(made.get_weights()[0] - before) / np.sqrt(made.privacy.steps_taken)
+    zeros = np.zeros((16, 100), "float32")  # whose gradients are zero
+    made.train_on_batch(zeros, zeros)
+    with mock.patch.object(tf, "function", side_effect=AssertionError("traced again")):
+        for _ in range(3):
+            made.train_on_batch(zeros, zeros)
+    assert made.privacy.ledger.runs[0].steps == 4
+    found = np.std(made.get_weights()[0] - before) / np.sqrt(4)
     assert 0.95 < found / (2.0 / 16) < 1.05, found  # of 10,000 draws: seven deviations
     assert copies_of(made)()
 
@@ -380,14 +400,6 @@ def shared(devices):
         raise AssertionError("Replicas that share their weights trained.")
 
 
-def in_batches(devices):
-    """A later call of `train_on_batch` traces nothing."""
-    model, _ = trained(devices, fit=lambda model: model.train_on_batch(X[:7], Y[:7]))
-    with mock.patch.object(tf, "function", side_effect=AssertionError("traced again")):
-        model.train_on_batch(X[7:14], Y[7:14])
-    assert model.privacy.ledger.runs[0].steps == 2
-
-
 def again(devices):
     """A fit that is interrupted and resumed in one process counts once on every machine."""
     cluster = json.dumps(json.loads(os.environ["TF_CONFIG"])["cluster"])
@@ -412,7 +424,6 @@ CHECKS = {
     "deviation": deviation,
     "outside": outside,
     "shared": shared,
-    "in_batches": in_batches,
     "again": again,
 }
 REFUSALS = {

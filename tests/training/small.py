@@ -3,12 +3,14 @@
 import keras
 from helpers import fit, private
 
+from tests.seeds import seed_keras
+
 # Tracing a graph takes as long as three eager steps, and its steps next to nothing.
 GRAPH = {"run_eagerly": False}
 
 
 def linear(seed=0):
-    keras.utils.set_random_seed(seed)
+    seed_keras(seed)
     return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
 
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import tfdp
 from tests.rounding import assert_close
+from tests.seeds import seed_keras
 from tests.training.test_backup_folder import Killed, dying
 from tfdp.accounting import Strategy, max_steps
 from tfdp.training.backup_folder import BackupFolder
@@ -84,7 +85,7 @@ class Training:
         self.more, self.seen = {"save_freq": 1} | more, []
 
     def model(self, kind=keras.Sequential, **compiled):
-        keras.utils.set_random_seed(3)
+        seed_keras(3)
         network = kind([keras.Input((3,)), keras.layers.Dense(1)])
         model = tfdp.make_private(network, engine="loop")
         model.compile(self.make(), "mse", **compiled)
@@ -159,6 +160,7 @@ def test_every_mechanism_goes_on(mechanism, sampling, tmp_path):
     training.crash(4)
     model = training.run()
     assert entries(model) == [STEPS] == [int(model.optimizer.iterations.numpy())]
+    assert model.privacy.ledger.runs[0].taken is None
     # Nothing is lost where a state follows each step and steps that were not begun are given back.
     assert [[*seen] for seen in training.seen] == [[*range(1, 5)], [*range(5, STEPS + 1)]]
     assert (training.backup.restarts, training.backup.lost_steps) == (1, 0)
@@ -184,16 +186,6 @@ def test_a_crash_before_the_second_state_takes_no_step_twice(tmp_path):
     training.crash(2)
     assert entries(training.run()) == [STEPS]
     assert training.backup.lost_steps == 2
-
-
-def test_steps_that_are_lost_stay_counted(tmp_path):
-    training = Training(tmp_path / "b", save_freq=2)
-    about, reserved = training.kill(5)
-    assert 2 <= about["steps"] < 5 <= reserved
-    model = training.run()
-    assert [*training.seen[1]] == [*range(reserved + 1, STEPS + 1)]
-    assert training.backup.lost_steps == reserved - about["steps"]
-    assert entries(model) == [STEPS]
 
 
 SLOW = [pytest.param(s, marks=pytest.mark.slow) for s in ("cyclic", "random_allocation")]
@@ -228,13 +220,17 @@ def test_no_example_takes_part_twice_in_an_epoch(sampling, tmp_path):
     assert len(epochs) == EPOCHS and sorted(epochs[0]) == [*range(N)]
 
 
-def test_correlated_noise_goes_on_behind_lost_steps(tmp_path):
+def test_steps_that_are_lost_stay_counted_and_correlated_noise_goes_on_behind_them(tmp_path):
     """Every step has the noise that a training without a crash has there."""
     make = lambda: matrix(l2_norm_clip=1e-6, noise_multiplier=1e6, seed=5)  # noqa: E731
     whole, training = Training(tmp_path / "a", make), Training(tmp_path / "b", make, save_freq=2)
     whole.run()
-    training.kill(5)
-    training.run()
+    about, reserved = training.kill(5)
+    assert 2 <= about["steps"] < 5 <= reserved
+    model = training.run()
+    assert [*training.seen[1]] == [*range(reserved + 1, STEPS + 1)]
+    assert training.backup.lost_steps == reserved - about["steps"]
+    assert entries(model) == [STEPS]
     (all_steps,), (_, resumed) = whole.seen, training.seen
     moved = [np.diff([seen[step] for step in resumed], axis=0) for seen in (all_steps, resumed)]
     assert len(moved[1]) >= 1
@@ -417,9 +413,8 @@ def test_a_run_whose_state_is_left_goes_on_from_there_only(tmp_path):
     assert entries(training.run()) == [STEPS]
 
 
-def test_steps_that_an_earlier_process_planned_count(tmp_path):
-    training = Training(tmp_path / "b")
-    training.crash(4)
+def test_steps_that_an_earlier_process_planned_count(interrupted, tmp_path):
+    training = Training(shutil.copytree(interrupted, tmp_path / "b"))
     model = training.run(epochs=2)
     assert model.privacy.steps_taken == 2 * PER_EPOCH and entries(model) == [STEPS]
 

@@ -11,6 +11,7 @@ from keras import layers
 
 import tfdp
 from tests.rounding import assert_close, terms_of
+from tests.seeds import seed_keras
 from tests.training.small import small
 from tfdp.training.checks import refuse_mixing_layers
 
@@ -232,7 +233,7 @@ def test_methods_that_would_be_ignored_are_refused(make):
 
 def with_backbone():
     """A network through whose frozen part gradients pass."""
-    keras.utils.set_random_seed(0)
+    seed_keras(0)
     base = keras.Sequential([keras.Input((4,)), layers.BatchNormalization()], name="base")
     norm = base.layers[-1]
     norm.set_weights([w + 0.5 * i for i, w in enumerate(norm.get_weights())])

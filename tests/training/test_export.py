@@ -99,7 +99,7 @@ def test_private_classes_become_plain_ones(make, tmp_path):
     np.testing.assert_array_equal(weights(loaded), weights(model))
 
 
-@pytest.mark.parametrize("mode", ["int8", "int4"])
+@pytest.mark.parametrize("mode", ["int4", pytest.param("int8", marks=pytest.mark.slow)])
 def test_quantized_layers_with_a_common_map_of_policies_are_released_and_saved(mode, tmp_path):
     """So are those of a task that KerasHub has loaded or copied."""
     policies = keras.dtype_policies.DTypePolicyMap()

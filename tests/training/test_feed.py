@@ -1,5 +1,7 @@
 """The data that `fit` gets become lots with a known sampling scheme, or are refused."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from helpers import LOSS, Rows, clipped_sum, data, sgd, steps, weights
 
 import tfdp
 from tests.rounding import assert_close, terms_of
+from tests.seeds import seed_keras
 from tests.training.small import GRAPH, linear, small
 from tfdp.data import SCHEMES, Lots, make_lots
 from tfdp.data.arrays import as_arrays
@@ -83,9 +86,9 @@ def test_tokens_that_an_embedding_does_not_have_are_refused(feed):
         if feed == "batch":
             model.train_on_batch([numbers, tokens], labels)
         elif feed == "names":  # not in the order of the inputs
-            model.fit({"words": tokens, "x": 9 + numbers}, labels, batch_size=8, verbose=0)
+            model.fit({"words": tokens, "x": 9 + numbers}, labels, batch_size=24, verbose=0)
         else:
-            model.fit([numbers, tokens], labels, batch_size=8, shuffle=False, verbose=0)
+            model.fit([numbers, tokens], labels, batch_size=24, shuffle=False, verbose=0)
 
     trained()
     for bad in (9, -1):
@@ -97,22 +100,22 @@ def test_tokens_that_an_embedding_does_not_have_are_refused(feed):
 @pytest.mark.parametrize(
     ("feed", "sampling", "num_examples"),
     [
-        (lambda m: m.fit(*data(), batch_size=8, verbose=0), "poisson", 24),
-        (lambda m: m.fit(*data(), batch_size=8, shuffle=False, verbose=0), "cyclic", 24),
+        (lambda m: m.fit(*data(16), batch_size=8, verbose=0), "poisson", 16),
+        (lambda m: m.fit(*data(16), batch_size=8, shuffle=False, verbose=0), "cyclic", 16),
         (
             lambda m: m.fit(
-                make_lots("with_replacement", *data(), lot_size=8).as_dataset(), verbose=0
+                make_lots("with_replacement", *data(16), lot_size=8).as_dataset(), verbose=0
             ),
             "with_replacement",
-            24,
+            16,
         ),
-        (lambda m: m.fit(batched(drop_remainder=True), verbose=0), "unknown", 24),
+        (lambda m: m.fit(batched(16, drop_remainder=True), verbose=0), "unknown", 16),
         (
-            lambda m: m.fit(*data(30), batch_size=8, validation_split=0.2, verbose=0),
+            lambda m: m.fit(*data(20), batch_size=8, validation_split=0.2, verbose=0),
             "poisson",
-            24,
+            16,
         ),
-        (lambda m: [m.train_on_batch(*data(8)) for _ in range(3)], "unknown", 8),
+        (lambda m: [m.train_on_batch(*data(8)) for _ in range(2)], "unknown", 8),
     ],
 )
 def test_the_accounting_is_of_what_ran(feed, sampling, num_examples):
@@ -122,56 +125,58 @@ def test_the_accounting_is_of_what_ran(feed, sampling, num_examples):
     assert not np.array_equal(weights(model), before)
     (run,) = model.privacy.ledger.runs
     found = (run.sampling.name, run.sampling.num_examples, run.sampling.lot_size, run.steps)
-    assert found == (sampling, num_examples, 8, 3) and not run.insecure_seed
+    assert found == (sampling, num_examples, 8, 2) and not run.insecure_seed
 
 
 def test_groups_take_turns_through_epochs_and_fits():
     x, y = data()
     model = small(sgd(noise=0.0, clip=CLIP), compiled=GRAPH)
     lots = make_lots("cyclic_poisson", x, y, lot_size=8, groups=3)  # sampling probability 1
-    model.fit(lots, epochs=2, steps_per_epoch=2, verbose=0)
-    model.fit(lots, steps_per_epoch=3, verbose=0)
-    turns = [(x[turn::3], y[turn::3]) for turn in (0, 1, 2, 0, 1, 2, 0)]
-    assert_close(weights(model), after_lots(turns, 8), terms_of(model, 8, steps=7))
+    model.fit(lots, epochs=2, steps_per_epoch=1, verbose=0)
+    model.fit(lots, steps_per_epoch=2, verbose=0)
+    turns = [(x[turn::3], y[turn::3]) for turn in (0, 1, 2, 0)]
+    assert_close(weights(model), after_lots(turns, 8), terms_of(model, 8, steps=4))
     (run,) = model.privacy.ledger.runs
-    assert (run.sampling.groups, run.steps, run.sampling.participations(run.steps)) == (3, 7, 3)
+    assert (run.sampling.groups, run.steps, run.sampling.participations(run.steps)) == (3, 4, 2)
     assert run.sampling.probability == 1.0
     # New lots divide the examples into new groups, so an example could be drawn again too soon.
     model.fit(make_lots("cyclic_poisson", x, y, lot_size=8, groups=3), verbose=0)
-    assert [run.steps for run in model.privacy.ledger.runs] == [7, 3]
+    assert [run.steps for run in model.privacy.ledger.runs] == [4, 3]
 
 
 def test_examples_that_are_in_no_group_do_not_count():
-    model = small(compiled=GRAPH)
-    model.fit(make_lots("cyclic_poisson", *data(26), lot_size=4, groups=3), verbose=0)
+    model = small()
+    model.fit(
+        make_lots("cyclic_poisson", *data(7), lot_size=1, groups=3), steps_per_epoch=1, verbose=0
+    )
     (run,) = model.privacy.ledger.runs
-    assert (run.sampling.num_examples, run.steps, run.sampling.probability) == (24, 6, 0.5)
+    assert (run.sampling.num_examples, run.steps, run.sampling.probability) == (6, 1, 0.5)
 
 
 def test_an_epoch_in_fixed_order_has_all_examples_and_ends_with_a_partial_lot():
-    x, y = data(20)
+    x, y = data(6)
     model = small(sgd(noise=0.0, clip=CLIP))
-    model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
-    lots = [(x[first : first + 8], y[first : first + 8]) for first in (0, 8, 16)] * 2
-    # The divisor stays the public lot size in the lot of four examples.
-    assert_close(weights(model), after_lots(lots, 8), terms_of(model, 8, steps=6))
+    model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0)
+    lots = [(x[first : first + 4], y[first : first + 4]) for first in (0, 4)] * 2
+    # The divisor stays the public lot size in the lot of two examples.
+    assert_close(weights(model), after_lots(lots, 4), terms_of(model, 4, steps=4))
     (run,) = model.privacy.ledger.runs
-    assert (run.sampling.num_examples, run.sampling.lot_size) == (24, 8)
-    assert run.steps == 6  # four absent examples
+    assert (run.sampling.num_examples, run.sampling.lot_size) == (8, 4)
+    assert run.steps == 4  # two absent examples
 
 
 def test_shuffled_epochs_are_random_allocation():
     model, (x, y) = small(), data(20)
-    model.fit(x, y, batch_size=10, epochs=2, shuffle="epoch", verbose=0)
+    model.fit(x, y, batch_size=10, shuffle="epoch", verbose=0)
     (run,) = model.privacy.ledger.runs
-    assert (run.sampling.name, run.steps) == ("random_allocation", 4)
+    assert (run.sampling.name, run.steps) == ("random_allocation", 2)
     with pytest.raises(ValueError, match="epoch"):
         model.fit(x, y, batch_size=5, shuffle="batch", verbose=0)
 
 
 def test_microbatches_of_several_examples_are_groups_of_neighbours():
-    model, (x, y) = small(sgd(num_microbatches=2)), data(24)
-    model.fit(x, y, batch_size=8, verbose=0)
+    model, (x, y), first = small(sgd(num_microbatches=2)), data(24), {"steps_per_epoch": 1}
+    model.fit(x, y, batch_size=8, verbose=0, **first)
     (run,) = model.privacy.ledger.runs
     assert (run.sampling.name, run.contribution.microbatch_size) == ("poisson", 4)
     lots = model.privacy.account.session.lots
@@ -181,7 +186,7 @@ def test_microbatches_of_several_examples_are_groups_of_neighbours():
         ]
     with pytest.raises(ValueError, match="microbatch_size=4"):
         model.fit(make_lots("poisson", x, y, lot_size=8), verbose=0)
-    model.fit(make_lots("poisson", x, y, lot_size=8, microbatch_size=4), verbose=0)
+    model.fit(make_lots("poisson", x, y, lot_size=8, microbatch_size=4), verbose=0, **first)
 
 
 def test_a_users_seed_reproduces_lots_and_other_fits_draw_others():
@@ -191,7 +196,7 @@ def test_a_users_seed_reproduces_lots_and_other_fits_draw_others():
 
     def lots_of(model):
         losses.clear()
-        model.fit(*data(), batch_size=12, verbose=0, callbacks=[Sees()])
+        model.fit(*data(), batch_size=12, steps_per_epoch=1, verbose=0, callbacks=[Sees()])
         return [*losses]
 
     losses = []
@@ -258,7 +263,7 @@ def test_validation_is_that_of_keras(options, expected):
     counts = keras.callbacks.LambdaCallback()
     counts.on_test_batch_end = lambda batch, logs=None: seen.append(batch)
     history = small().fit(
-        *data(20), batch_size=8, verbose=0, callbacks=[counts], **options
+        *data(20), batch_size=8, steps_per_epoch=1, verbose=0, callbacks=[counts], **options
     ).history  # fmt: skip
     assert "val_loss" in history and len(seen) == expected
 
@@ -331,7 +336,7 @@ def test_texts_validate_as_they_train(options):
     words = keras.layers.TextVectorization(vocabulary=["good", "bad"], output_mode="multi_hot")
     network = keras.Sequential([keras.Input((), dtype="string"), words, keras.layers.Dense(3)])
     model = small(model=network, public_preprocessing=True)
-    history = model.fit(TEXTS, [1, 0, 1, 0], batch_size=2, verbose=0, **options).history
+    history = model.fit(TEXTS, [1, 0, 1, 0], batch_size=4, verbose=0, **options).history
     assert np.isfinite(history["val_loss"]).all()
 
 
@@ -373,8 +378,15 @@ class WithLoss(keras.layers.Layer):
         return self.dense(x)
 
 
+@functools.cache
+def after_lots_without_targets():
+    model = without_targets()
+    model.fit(make_lots("cyclic", data(8)[0], lot_size=4), verbose=0)
+    return weights(model)
+
+
 def without_targets():
-    keras.utils.set_random_seed(0)
+    seed_keras(0)
     network = keras.Sequential([keras.Input((4,)), WithLoss()])
     model = tfdp.make_private(network, engine="loop")
     model.compile(sgd(noise=0.0, clip=CLIP), run_eagerly=True)
@@ -391,12 +403,11 @@ def without_targets():
     ids=["dataset", "generator", "batches"],
 )
 def test_a_model_with_a_loss_of_its_own_needs_no_targets(train):
-    x = data(8)[0]
-    model, by_lots = without_targets(), without_targets()
-    train(model, x)
-    assert steps(model) == 2 and np.any(weights(model) != weights(by_lots))
-    by_lots.fit(make_lots("cyclic", x, lot_size=4), verbose=0)
-    assert_close(weights(model), weights(by_lots), terms_of(model, 4, steps=2, length=4))
+    model, by_lots = without_targets(), after_lots_without_targets()
+    before = weights(model)
+    train(model, data(8)[0])
+    assert steps(model) == 2 and np.any(weights(model) != before)
+    assert_close(weights(model), by_lots, terms_of(model, 4, steps=2, length=4))
 
 
 class Sum(keras.layers.Dense):
@@ -410,7 +421,7 @@ def test_optional_inputs_may_be_absent():
     x, y = data(8)
     results = []
     for inputs in ([x, None], x):
-        keras.utils.set_random_seed(0)
+        seed_keras(0)
         tensors = [keras.Input((4,)), keras.Input((4,), optional=True)]
         network = keras.Model(tensors, Sum(3)(*tensors)) if isinstance(inputs, list) else linear()
         model = small(sgd(noise=0.0), network)

@@ -1,5 +1,7 @@
 """Metrics in training are those that Keras computes from the same examples, however a lot is padded."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from keras import layers
 
 import tfdp
 from tests.rounding import FUNCTION, assert_close, terms_of
+from tests.seeds import seed_keras
 from tests.training.small import small, train
 from tfdp.data import make_lots
 from tfdp.layers import PublicBatchNormalization, PublicExamples
@@ -170,7 +173,7 @@ def test_a_padded_lot(name, mode):
     kept = weight != 0
     assert 0 < kept.sum() < len(kept)
     compiled = {"run_eagerly": mode in ("eager", "chunks"), "jit_compile": "xla" in mode}
-    compiled["engine"] = "loop" if mode == "eager" else "auto"
+    compiled["engine"] = "loop" if compiled["run_eagerly"] else "auto"
     ours = trained(*MODELS[name], make_lots("poisson", x, y, **options), **compiled)
     equal(ours, expected(*MODELS[name], bx[kept], by[kept], batch_size=len(bx)))
 
@@ -201,7 +204,7 @@ def test_the_loss_of_people_is_a_mean_over_people(most):
     """However many of a person's examples there are, or could be."""
     x, y = data(8)
     model = small(sgd(rate=0.0))
-    lots = make_lots("cyclic", x, y, lot_size=4, privacy_ids=np.arange(8), examples_per_person=most)
+    lots = make_lots("cyclic", x, y, lot_size=8, privacy_ids=np.arange(8), examples_per_person=most)
     found = model.fit(lots, verbose=0).history["loss"]
     assert_close(found[0], model.evaluate(x, y, verbose=0), terms_of(model, 8))
 
@@ -253,7 +256,7 @@ def test_losses_of_outputs_are_in_the_logs():
         "loss_weights": {"a": 0.5, "b": 2.0},
     }
 
-    keras.utils.set_random_seed(2)
+    seed_keras(2)
     plain = two_outputs()
     ours = keras.models.clone_model(plain)
     ours.set_weights(plain.get_weights())
@@ -261,8 +264,8 @@ def test_losses_of_outputs_are_in_the_logs():
     theirs = plain.fit(x, y, sample_weight=weight, batch_size=12, shuffle=False, verbose=0).history
     # Keras counts the row of weight zero among the rows of the batch.
     theirs = {name: [value * 12 / 11 for value in values] for name, values in theirs.items()}
-    tfdp.make_private(ours, physical_batch_size=4)
-    ours.compile(sgd(noise=0.0, clip=1e6, rate=0.1), **losses)
+    tfdp.make_private(ours, engine="loop", physical_batch_size=4)
+    ours.compile(sgd(noise=0.0, clip=1e6, rate=0.1), run_eagerly=True, **losses)
     lots = make_lots("cyclic", x, y, lot_size=12, sample_weight=weight)
     history = ours.fit(lots, verbose=0).history
     assert {"a_loss", "b_loss"} <= set(history)
@@ -286,43 +289,55 @@ def masked_outputs(cls, statistics):
     return cls(inputs, {"number": layers.Dense(1, name="number")(number), "tags": tags})
 
 
+def masked_rows():
+    """Returns (x, y, sample_weight); the first row has weight 0."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(10, 5, 3)).astype("float32")
+    x[np.arange(5) >= rng.integers(1, 6, size=(10, 1))] = 0.0
+    y = {"tags": rng.integers(0, 2, size=(10, 5)), "number": rng.normal(size=(10, 1))}
+    return x, y, np.linspace(0.0, 2.0, 10).astype("float32")
+
+
+KINDS = {"tags": ["accuracy"], "number": ["mse"]}
+MASKED = {
+    "loss": {"tags": LOSS, "number": "mse"}, "metrics": KINDS, "weighted_metrics": KINDS,
+}  # fmt: skip
+
+
+@functools.cache
+def of_keras(statistics):
+    """Returns (weights, history) of a plain model."""
+    x, y, weight = masked_rows()
+    plain = masked_outputs(keras.Model, statistics)
+    plain.compile(keras.optimizers.SGD(0.0), run_eagerly=True, **MASKED)
+    kept = x[1:], {name: values[1:] for name, values in y.items()}
+    # Keras multiplies the mask by weights [rows, 1].
+    weight = dict.fromkeys(y, weight[1:, np.newaxis])
+    history = plain.fit(*kept, batch_size=9, sample_weight=weight, shuffle=False, verbose=0)
+    return plain.get_weights(), history
+
+
 @pytest.mark.parametrize(
     ("cls", "options"),
     [
         (keras.Model, {"engine": "ghost"}),
-        (keras.Model, {"engine": "ghost", "run_eagerly": True}),
         (keras.Model, {"engine": "vectorized", "chunk": 4}),
         (keras.Model, {"engine": "loop", "chunk": 4, "run_eagerly": True}),
         (keras.Model, {"statistics": "batch"}),
         (OwnMetrics, {"engine": "ghost", "chunk": 4}),
+        pytest.param(keras.Model, {"run_eagerly": True}, marks=pytest.mark.slow),
         pytest.param(keras.Model, {"jit_compile": True, "chunk": 4}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
 def test_masked_tokens_are_left_out(cls, options):
     options = {"statistics": "example", "engine": "auto", "chunk": None} | options
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(10, 5, 3)).astype("float32")
-    x[np.arange(5) >= rng.integers(1, 6, size=(10, 1))] = 0.0
-    y = {"tags": rng.integers(0, 2, size=(10, 5)), "number": rng.normal(size=(10, 1))}
-    weight = np.linspace(0.0, 2.0, 10).astype("float32")
-    kinds = {"tags": ["accuracy"], "number": ["mse"]}
-    compiled = {
-        "loss": {"tags": LOSS, "number": "mse"},
-        "metrics": kinds,
-        "weighted_metrics": kinds,
-    }
-    ours = masked_outputs(cls, options.pop("statistics"))
-    plain = keras.models.clone_model(ours)
-    plain.set_weights(ours.get_weights())
-    plain.compile(keras.optimizers.SGD(0.0), run_eagerly=True, **compiled)
-    kept = x[1:], {name: values[1:] for name, values in y.items()}
-    # Keras multiplies the mask by weights [rows, 1].
-    plain_weight = dict.fromkeys(y, weight[1:, np.newaxis])
-    theirs = plain.fit(*kept, batch_size=9, sample_weight=plain_weight, shuffle=False, verbose=0)
-    chunk, engine = options.pop("chunk"), options.pop("engine")
+    statistics, chunk, engine = (options.pop(n) for n in ("statistics", "chunk", "engine"))
+    (x, y, weight), (weights, theirs) = masked_rows(), of_keras(statistics)
+    ours = masked_outputs(cls, statistics)
+    ours.set_weights(weights)
     tfdp.make_private(ours, engine=engine, physical_batch_size=chunk)
-    ours.compile(sgd(noise=0.0, clip=1e6, rate=0.0), **compiled, **options)
+    ours.compile(sgd(noise=0.0, clip=1e6, rate=0.0), **MASKED, **options)
     lots = make_lots("cyclic", x, y, lot_size=10, sample_weight=weight)
     found = ours.fit(lots, verbose=0)
     equal(*({k: v for k, v in h.history.items() if "loss" not in k} for h in (found, theirs)))
@@ -335,16 +350,16 @@ def test_a_frozen_model_is_refused_and_spends_nothing():
         train(model)
     assert steps(model) == 0 and int(model.optimizer.iterations.numpy()) == 0
     model.trainable = True
-    train(model)
-    assert steps(model) == 2
+    train(model, batch_size=8)
+    assert steps(model) == 1
 
 
 def test_examples_without_a_finite_gradient_are_told_of(caplog):
     model, (x, y) = small(), data(8)
-    train(model)
+    train(model, batch_size=8)
     assert "not finite" not in caplog.text
     nan = np.where(np.arange(8)[:, None] == 3, np.nan, x)
-    batches = tf.data.Dataset.from_tensor_slices((nan, y)).batch(4)
+    batches = tf.data.Dataset.from_tensor_slices((nan, y)).batch(8)
     model.fit(batches, verbose=0)
     assert "not finite" in caplog.text
     assert np.isfinite(model.get_weights()[0]).all()

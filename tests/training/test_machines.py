@@ -87,7 +87,7 @@ def differences(*cases):
 
 
 def test_two_machines_take_the_steps_of_one_and_refuse_to_differ():
-    found = differences("adaptive", "deviation", "in_batches", *REFUSED)
+    found = differences("adaptive", "deviation", *REFUSED)
     assert not any(found.values()), found
 
 

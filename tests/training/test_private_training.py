@@ -9,6 +9,7 @@ from keras import layers
 
 import tfdp
 from tests.rounding import assert_close, terms_of
+from tests.seeds import seed_keras
 from tests.training.small import linear, small, train
 from tfdp.layers import PublicExamples
 
@@ -193,12 +194,11 @@ def test_a_loss_without_a_mean_is_trained_with_activity_penalties_as_its_sum():
     """In which Keras cannot add them."""
     found = []
     for reduction in ("none", "sum"):
-        keras.utils.set_random_seed(0)
+        seed_keras(0)
         stack = [layers.Dense(4, activity_regularizer="l2"), layers.Dense(2)]
         loss = keras.losses.MeanSquaredError(reduction=reduction)
-        model = private(
-            sgd(noise=0.0), keras.Sequential([keras.Input((3,)), *stack]), {"loss": loss}
-        )
+        network = keras.Sequential([keras.Input((3,)), *stack])
+        model = small(sgd(noise=0.0), network, {"loss": loss})
         model.fit(np.ones((8, 3)), np.ones((8, 2)), batch_size=4, shuffle=False, verbose=0)
         assert loss.reduction == reduction and model.privacy.steps_taken == 2
         found.append(weights(model))

@@ -12,7 +12,7 @@ import tfdp
 from tests.training.replica_cases import CASES, net, trained
 from tfdp.training import replicas
 
-QUICK = ["adaptive", "smaller", "evaluated", "deviation", "outside", "shared"]
+QUICK = ["together", "deviation", "outside", "shared"]
 OTHERS = [*(name for name in CASES if name not in QUICK), "resumed_si_dpsgd", "resumed_matrix"]
 
 

@@ -7,6 +7,7 @@ from helpers import sgd
 from keras import layers
 
 from tests.helpers import private
+from tests.training.small import small
 from tfdp.data import make_lots
 
 RNG = np.random.default_rng(0)
@@ -17,8 +18,8 @@ LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 def trained(stack, x, y=LABELS, loss=LOSS, **options):
     network = keras.Sequential([keras.Input(x.shape[1:]), *stack, layers.Dense(3)])
-    model = private(sgd(noise=1e-3), network, {"loss": loss})
-    model.fit(x, y, batch_size=10, epochs=2, verbose=0, **options)
+    model = small(sgd(noise=1e-3), network, {"loss": loss})
+    model.fit(x, y, verbose=0, **({"batch_size": 10, "steps_per_epoch": 1} | options))
 
 
 @pytest.mark.parametrize("stack", [[layers.Flatten], [lambda: layers.Conv2D(2, 2), layers.Flatten]])
@@ -42,9 +43,10 @@ def test_windows_that_overlap(x, caplog):
     assert "Neighbouring rows overlap" in caplog.text
     caplog.clear()
     network = keras.Sequential([keras.Input(x.shape[1:]), layers.Flatten(), layers.Dense(3)])
+    model = small(sgd(noise=1e-3), network)
     people = {"privacy_ids": np.arange(40) // 5, "examples_per_person": 2}
     lots = make_lots("poisson", x, LABELS, lot_size=2, **people)
-    private(sgd(noise=1e-3), network, {"loss": LOSS}).fit(lots, verbose=0)
+    model.fit(lots, steps_per_epoch=1, verbose=0)
     assert not caplog.text
 
 
@@ -68,7 +70,7 @@ def test_class_weights_that_clipping_takes_away(caplog):
     ("scale", "advice"), [(1e5, "Scale inputs"), (1e-4, "clipping='adaptive'"), (1.0, None)]
 )
 def test_norms_far_from_the_clip_norm_are_told_once(scale, advice, caplog):
-    trained([], scale * COLUMNS, scale * COLUMNS[:, :3], loss="mse")
+    trained([], scale * COLUMNS, scale * COLUMNS[:, :3], loss="mse", epochs=2)
     assert caplog.text.count("median norm") == (advice is not None)
     assert advice is None or advice in caplog.text
 
@@ -86,9 +88,9 @@ def test_the_clip_norm_may_follow_the_gradients(caplog):
 def test_views_that_nothing_makes(caplog):
     lots = make_lots("cyclic", COLUMNS, LABELS, lot_size=10, augmentations=4)
     network = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
-    model = private(sgd(), network, {"loss": LOSS})
-    model.fit(lots, verbose=0)
+    model = small(sgd(), network)
+    model.fit(lots, steps_per_epoch=1, verbose=0)
     assert "lots.map(f)" in caplog.text
     caplog.clear()
-    model.fit(lots.map(lambda example: example), verbose=0)
+    model.fit(lots.map(lambda example: example), steps_per_epoch=1, verbose=0)
     assert not caplog.text

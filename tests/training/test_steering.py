@@ -52,8 +52,8 @@ def test_callbacks_that_follow_validation_data_or_nothing_are_not(tmp_path):
         keras.callbacks.CSVLogger(tmp_path / "log.csv"),
     ]
     model = small(compiled={"metrics": ["accuracy"]})
-    train(model, epochs=2, callbacks=callbacks, validation_data=data(8, seed=3))
-    assert steps(model) == 4 and (tmp_path / "b.keras").exists()
+    train(model, 2, batch_size=8, callbacks=callbacks, validation_data=data(8, seed=3))
+    assert steps(model) == 2 and (tmp_path / "b.keras").exists()
 
 
 @pytest.mark.parametrize("kind", ["arrays", "slices", "parts"])
@@ -70,8 +70,8 @@ def test_validation_data_that_are_training_data_hold_out_nothing(kind):
     with pytest.raises(ValueError, match="none of the training data"):
         model.fit(*trained, batch_size=4, validation_data=same, callbacks=stops, verbose=0)
     assert steps(model) == 0
-    model.fit(*trained, batch_size=4, validation_data=same, verbose=0)
-    model.fit(*trained, batch_size=4, validation_data=held_out, callbacks=stops, verbose=0)
+    model.fit(*trained, batch_size=8, validation_data=same, verbose=0)
+    model.fit(*trained, batch_size=8, validation_data=held_out, callbacks=stops, verbose=0)
 
 
 class Objective:
@@ -95,9 +95,9 @@ class SaveBestEpoch(keras.callbacks.Callback):
 )
 def test_a_search_by_training_metrics_is_a_warning(names, warned, caplog):
     model = small(compiled={"metrics": ["accuracy"]})
-    train(model, callbacks=SaveBestEpoch(*names), validation_data=data(8))
+    train(model, batch_size=8, callbacks=SaveBestEpoch(*names), validation_data=data(8))
     assert ("objective='val_loss'" in caplog.text) == warned
-    assert model.privacy.steps_taken == 2
+    assert model.privacy.steps_taken == 1
 
 
 def test_a_tuner_finds_a_model_with_its_steps(tmp_path, caplog):
@@ -127,7 +127,8 @@ def test_a_checkpoint_that_has_no_place_for_the_ledger_is_refused_before_the_fir
         train(model, callbacks=[keras.callbacks.ModelCheckpoint(tmp_path / "q.h5")])
     assert steps(model) == 0
     path = tmp_path / "q.weights.h5"
-    train(model, callbacks=[keras.callbacks.ModelCheckpoint(path, save_weights_only=True)])
+    kept = keras.callbacks.ModelCheckpoint(path, save_weights_only=True)
+    train(model, batch_size=8, callbacks=[kept])
     assert path.exists()
 
 
@@ -136,7 +137,7 @@ def test_a_checkpoint_that_has_no_place_for_the_ledger_is_refused_before_the_fir
 
 def test_a_seed_of_the_noise_leaves_nothing_proven():
     model = small(sgd(seed=7))
-    train(model)
+    train(model, batch_size=8)
     guarantee = model.privacy.spent(DELTA)
     assert guarantee.epsilon == np.inf and "seed" in guarantee.reason
     assert model.privacy.spent(DELTA, "claimed").epsilon < np.inf
@@ -146,13 +147,13 @@ def test_a_seed_of_the_noise_leaves_nothing_proven():
 def test_a_seed_of_the_lots_matters_where_their_secrecy_does(sampling, proven):
     for seed in (3, None):
         model = small()
-        model.fit(make_lots(sampling, *data(8), lot_size=4, seed=seed), verbose=0)
+        model.fit(make_lots(sampling, *data(8), lot_size=8, seed=seed), verbose=0)
         assert np.isfinite(model.privacy.spent(DELTA).epsilon) == (proven or seed is None)
 
 
 def test_a_seed_of_fit_is_one_of_the_lots():
     model = small(seed=3)
-    train(model, shuffle=True)
+    train(model, batch_size=8, shuffle=True)
     assert model.privacy.spent(DELTA).epsilon == np.inf
 
 
@@ -161,14 +162,14 @@ def test_a_seed_of_fit_is_one_of_the_lots():
 
 def test_adding_a_record_needs_a_probability_that_does_not_depend_on_the_data():
     model = small(sgd(noise=4.0))
-    model.fit(make_lots("poisson", *data(8), lot_size=4), verbose=0)
+    model.fit(make_lots("poisson", *data(8), lot_size=8), verbose=0)
     with pytest.raises(ValueError, match="nominal_examples"):
         model.privacy.spent(DELTA, adjacency="add_or_remove_one")
     model = small(sgd(noise=4.0))
     lots = make_lots("poisson", *data(9), lot_size=4, nominal_examples=12)
-    model.fit(lots, verbose=0)
+    model.fit(lots, steps_per_epoch=1, verbose=0)
     (run,) = model.privacy.ledger.runs
-    assert (run.sampling.num_examples, run.steps, run.sampling.nominal) == (12, 3, True)
+    assert (run.sampling.num_examples, run.steps, run.sampling.nominal) == (12, 1, True)
     added = model.privacy.spent(DELTA, adjacency="add_or_remove_one")
     assert added.epsilon == model.privacy.spent(DELTA).epsilon < np.inf
 

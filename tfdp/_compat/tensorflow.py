@@ -5,6 +5,7 @@ modules `pfor_*`.
 """
 
 import contextlib
+import random
 import re
 import threading
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe as tf_tapes
 from tensorflow.python.distribute import distribute_lib
+from tensorflow.python.eager import context
 from tensorflow.python.ops import control_flow_util
 
 
@@ -109,6 +111,19 @@ class Begun(tf.data.Dataset):
     def __iter__(self):
         begun, self._begun = self._begun, None
         return super().__iter__() if begun is None else begun
+
+
+def set_fresh_seed(seed: int) -> None:
+    """Sets the seed of `tf.random`, in a graph the graph's own, to a seed that was never set before.
+
+    `tf.random.set_seed` also clears the cache of eager kernels, so that operations draw the same
+    numbers again after the same seed. To make all kernels anew takes a third of an eager step.
+    """
+    if tf.executing_eagerly():
+        eager = context.context()
+        eager._seed, eager._rng = seed, random.Random(seed)
+    else:
+        tf.random.set_seed(seed)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import os
 import keras
 import tensorflow as tf
 
+from tfdp._compat.tensorflow import set_fresh_seed
 from tfdp.gradients.chunks import with_rows
 from tfdp.gradients.first_pass import examine
 from tfdp.gradients.forward import Forward
@@ -46,7 +47,7 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
         x, y, sample_weight = with_rows(x, y, sample_weight, session.lot_rows)
     forward = Forward(model)
     if not run.insecure_seed:  # operations of tf.random get new seeds, too, as layers do
-        tf.compat.v1.set_random_seed(int.from_bytes(os.urandom(4)))
+        set_fresh_seed(int.from_bytes(os.urandom(4)))
     traced = examine(forward, x, y)  # it draws random numbers, but is not a step
     forward.shift_seeds(session.seed_shift())
     session.check_step(forward.variables, optimizer)
