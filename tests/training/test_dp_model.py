@@ -31,7 +31,7 @@ def test_a_clone_is_made_private_and_has_a_ledger_of_its_own():
     train(model, batch_size=8)
     clone = keras.models.clone_model(model)
     clone.compile(sgd(), loss=LOSS, run_eagerly=True)
-    with pytest.raises(RuntimeError, match=r"make_private in the function that builds"):
+    with pytest.raises(RuntimeError, match=r"not private\. Call tfdp\.make_private"):
         clone.train_on_batch(*data(8))
     tfdp.make_private(clone, engine="loop")
     assert clone.privacy.ledger.runs == []

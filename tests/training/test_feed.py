@@ -299,7 +299,7 @@ def test_frames_are_arrays():
     assert as_arrays(pandas.Series([1.0, 2.0]), "x").shape == (2, 1)  # as in Keras
     assert as_arrays(polars.Series([1.0, 2.0]), "x").shape == (2,)
     missing = pandas.DataFrame({"a": [1.0, 2.0], "b": pandas.array([1, None], dtype="Int64")})
-    with pytest.raises(ValueError, match="missing values in the columns b"):
+    with pytest.raises(ValueError, match="missing values in column b"):
         as_arrays(missing, "x")
 
 
