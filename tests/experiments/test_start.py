@@ -2,10 +2,10 @@
 
 import json
 
-import keras
 import numpy as np
 import pytest
 
+from tests.seeds import seed_keras
 from tfdp import models
 from tfdp.experiments import Experiment, run
 from tfdp.experiments.public_data import public_examples
@@ -21,7 +21,7 @@ def private(path, **settings):
 
 def pretrained(path, classes=10, **options):
     """Writes a network with weights of its own, and returns it."""
-    keras.utils.set_random_seed(77)
+    seed_keras(77)
     model = models.build("mlp", (8, 8, 1), classes, **options)
     model.save(path)
     return model

@@ -1,9 +1,9 @@
 """Texts become rows of ids by a public hash only, and networks get the vectors that are asked for."""
 
-import keras
 import numpy as np
 import pytest
 
+from tests.seeds import seed_keras
 from tfdp import data, models
 from tfdp.experiments import Experiment, network
 from tfdp.experiments.network import hash_tokens
@@ -38,7 +38,7 @@ def test_an_experiment_with_texts_has_ids_and_vectors(name, embeddings, monkeypa
     np.testing.assert_array_equal(dataset.x_train, hash_tokens(texts, 3))
     drawn = []
     for seed in (1, 1, 2):
-        keras.utils.set_random_seed(seed)
+        seed_keras(seed)
         model, notes = network.build(settings, dataset)
         drawn.append(model.get_layer("embedding").embeddings.numpy())
     assert model(dataset.x_train).shape == (3, 2) and "public hash" in notes[0]

@@ -9,6 +9,7 @@ from keras import layers, ops
 from tests.gradients.checking import normal
 from tests.helpers import private, sgd
 from tests.rounding import assert_close, terms_of
+from tests.seeds import seed_keras
 from tfdp.gradients.first_pass import examine
 from tfdp.gradients.forward import Forward
 from tfdp.layers import NoisyDense, PublicBatchNormalization, PublicExamples
@@ -21,7 +22,7 @@ X = normal(ROWS, 4)
 
 
 def model_of(*head):
-    keras.utils.set_random_seed(0)
+    seed_keras(0)
     return keras.Sequential([keras.Input((4,)), layers.Dense(3, activation="softmax"), *head])
 
 
@@ -120,7 +121,7 @@ STOCK = {
 
 def with_stock_losses():
     """A model with an output for each loss, so that one training shows them all."""
-    keras.utils.set_random_seed(0)
+    seed_keras(0)
     x = keras.Input((4,))
     classes = [layers.Dense(3, activation="softmax")(x) for _ in STOCK][1:]
     return keras.Model(x, [*classes, layers.Reshape(())(layers.Dense(1)(x))])
@@ -347,7 +348,7 @@ HONEST = {
 @pytest.mark.parametrize("name", HONEST)
 def test_honest_models_pass_without_a_word(name, caplog):
     make, loss, x, y = HONEST[name]
-    keras.utils.set_random_seed(0)
+    seed_keras(0)
     model = make()
     with caplog.at_level("INFO"):
         examined(model, loss, y, x)

@@ -8,6 +8,7 @@ from keras import layers
 
 import tfdp
 from tests.rounding import assert_close, terms_of
+from tests.seeds import seed_keras
 from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.lot import bounded_sum, choose_engine
@@ -20,7 +21,7 @@ ROW_WEIGHTS = np.array([1.0, 0.0, 2.0, 0.5, 1.0, 3.0], "float32")
 
 
 def language_model(mask=False, loss_options=None, **options):
-    keras.utils.set_random_seed(1)
+    seed_keras(1)
     model = keras.Sequential(
         [
             keras.Input((TOKENS,), dtype="int32"),
@@ -37,7 +38,7 @@ def language_model(mask=False, loss_options=None, **options):
 
 
 def two_outputs(kind=dict):
-    keras.utils.set_random_seed(2)
+    seed_keras(2)
     inputs = keras.Input((TOKENS, 2))
     tokens = layers.Dense(1, name="tokens")(inputs)
     whole = layers.Dense(1, name="whole")(layers.Flatten()(inputs))

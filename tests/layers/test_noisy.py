@@ -8,6 +8,7 @@ from helpers import fit, needs_every_convolution, private, sgd
 
 from tests.noise.assertions import assert_normal, assert_unrelated
 from tests.rounding import FUNCTION, assert_close, terms_of
+from tests.seeds import seed_keras
 from tfdp.layers import NoisyConv1D, NoisyConv2D, NoisyConv3D, NoisyDense
 
 
@@ -54,7 +55,7 @@ def test_draws_are_independent():
 
 def test_a_seed_of_the_layer_fixes_the_noise_and_a_global_one_does_not():
     def drawn(**seed):
-        keras.utils.set_random_seed(0)
+        seed_keras(0)
         return dense(**seed).draw_noise((4, 3)).numpy()
 
     assert not np.allclose(drawn(), drawn())

@@ -10,6 +10,7 @@ from keras import layers
 import tfdp
 from tests.accounting.varying import vary
 from tests.rounding import FUNCTION, OF_EPSILON, assert_close, rounding, terms_of
+from tests.seeds import seed_keras
 from tfdp.accounting import claimed, describe, proven
 from tfdp.data import make_lots
 from tfdp.layers import PrivateBatchNormalization
@@ -111,7 +112,7 @@ def test_axis_one():
 
 
 def network():
-    keras.utils.set_random_seed(2)
+    seed_keras(2)
     layer = PrivateBatchNormalization(statistics="batch", truncation=0.9, share=0.25, rate=0.8)
     stack = [keras.Input((3, 4)), layers.Dense(5), layer, layers.ReLU(), layers.Flatten()]
     return keras.Sequential([*stack, layers.Dense(2)]), layer

@@ -8,6 +8,7 @@ from keras import layers
 
 import tfdp
 from tests.rounding import FUNCTION, assert_close, terms_of
+from tests.seeds import seed_keras
 from tfdp.layers import PublicBatchNormalization, PublicExamples
 
 EPSILON = 1e-5
@@ -25,7 +26,7 @@ def image_stack(norm, deep=True):
 
 
 def ours(public, deep=True, statistics="example", seed=0):
-    keras.utils.set_random_seed(seed)
+    seed_keras(seed)
     network = keras.Sequential(image_stack(PublicBatchNormalization, deep))
     examples = PublicExamples(network, public, statistics)
     return keras.Sequential([keras.Input((6, 6, 2)), examples])

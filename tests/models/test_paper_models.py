@@ -25,6 +25,7 @@ import tensorflow as tf
 
 from tests.gradients.reference import assert_equal_sums, loop_bounded_sum, run_engine
 from tests.rounding import FUNCTION, assert_close, terms_of
+from tests.seeds import seed_keras
 from tfdp import models
 from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.gradients.engines import ghost
@@ -204,7 +205,7 @@ def test_gradients(name, normalization):
         # The gradient of a bias before this normalization is zero, so that both have rounding only.
         magnitude = 10.0
         options["normalize_output"] = name not in PLAIN_LOGITS
-    keras.utils.set_random_seed(1)
+    seed_keras(1)
     model = models.build(name, shape, 10, normalization, **options)
     check_against_a_loop(model, images(shape), 10, magnitude)
 
@@ -212,6 +213,6 @@ def test_gradients(name, normalization):
 @pytest.mark.slow
 @pytest.mark.parametrize("normalization", ["none", "layer_affine"])
 def test_gradients_of_text(normalization):
-    keras.utils.set_random_seed(1)
+    seed_keras(1)
     model = models.build("bilstm_dl", (3,), 4, normalization)
     check_against_a_loop(model, tokens()[:, :3], 4)

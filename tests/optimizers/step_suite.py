@@ -15,6 +15,7 @@ from helpers import LOSS, data, plain, private, weights
 from keras import layers
 
 from tests.rounding import rounding, terms_of
+from tests.seeds import seed_keras
 from tfdp.optimizers import MECHANISMS
 
 CLIP, L, RATE, VICTIM, NOISE = 0.02, 8, 0.5, 3, 30.0
@@ -24,7 +25,7 @@ WITHOUT_VICTIM = np.where(np.arange(L) == VICTIM, 0.0, 1.0)
 
 def wide():
     """A model with so many weights that one step shows the scale of the noise."""
-    keras.utils.set_random_seed(0)
+    seed_keras(0)
     return keras.Sequential([keras.Input((4,)), layers.Dense(400), layers.Dense(3)])
 
 

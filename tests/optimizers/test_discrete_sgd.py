@@ -13,6 +13,7 @@ from keras import layers
 import tfdp
 from tests.optimizers.step_suite import flat, gradients_of_rows
 from tests.rounding import FUNCTION, assert_close, rounding, terms_of
+from tests.seeds import seed_keras
 from tfdp.gradients.encoding import Codebook, EncodedBound, Encoder
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.lot import bounded_sum, choose_engine
@@ -31,7 +32,7 @@ def discrete(noise_multiplier=1.0, clip=CLIP, rate=0.5, **kwargs):
 
 
 def convolutional():
-    keras.utils.set_random_seed(1)
+    seed_keras(1)
     inputs = keras.Input((6, 6, 2))
     x = layers.Conv2D(3, 3, activation="tanh")(inputs)
     x = layers.LayerNormalization()(layers.Flatten()(x))
@@ -119,7 +120,7 @@ def test_without_encoding_gradients_are_clipped():
 
 
 def test_noise_has_the_law_of_its_family_with_the_right_scale():
-    keras.utils.set_random_seed(0)
+    seed_keras(0)
     network = keras.Sequential([keras.Input((4,)), layers.Dense(600), layers.Dense(3)])
     optimizer = discrete(30.0, clip=0.02, rate=8.0, noise="student_t", denoise=False, seed=5)
     model = private(optimizer, network, physical_batch_size=2)

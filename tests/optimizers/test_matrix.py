@@ -10,6 +10,7 @@ from helpers import SAVES, arrays_in, data, fit, private, weights
 
 from tests.accounting.varying import vary
 from tests.rounding import FUNCTION, rounding
+from tests.seeds import seed_keras
 from tfdp.accounting import Strategy, describe, proven
 from tfdp.data import make_lots
 from tfdp.noise import NoiseSource
@@ -65,7 +66,7 @@ class Watch(keras.callbacks.Callback):
 
 def noisy(strategy, compiled=None, **kwargs):
     """A model that only noise moves: y_t with standard deviation 3 in z, at learning rate L."""
-    keras.utils.set_random_seed(0)
+    seed_keras(0)
     model = keras.Sequential(
         [keras.Input((4,)), keras.layers.Dense(120), keras.layers.Dense(3, use_bias=False)]
     )

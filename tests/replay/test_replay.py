@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 
-import keras
 import numpy as np
 import pytest
 
@@ -13,6 +12,7 @@ from tests.replay.recorder import record
 from tests.replay.replaying import p_value, replay
 from tests.replay.trainings import BROKEN, LOSS, L, N, examples, network, optimizer, training
 from tests.rounding import assert_close, terms_of
+from tests.seeds import seed_keras
 from tfdp.accounting import Strategy
 
 LIMIT = 1e-6
@@ -92,7 +92,7 @@ def test_recording_changes_nothing_that_is_trained():
     lots = tfdp.data.make_lots("cyclic", *examples(), lot_size=L)
     made = []
     for recording in (False, True):
-        keras.utils.set_random_seed(0)
+        seed_keras(0)
         model = tfdp.make_private(network())
         model.compile(optimizer(seed=1), LOSS)
         with record(model) if recording else contextlib.nullcontext():
