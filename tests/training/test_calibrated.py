@@ -37,7 +37,7 @@ def trained(found, epochs=1):
 
 
 def test_the_planned_epochs_spend_the_budget_and_no_more():
-    found = calibrated(sampling="poisson", epochs=2)
+    found = calibrated(data=X, y=Y, batch_size=L, sampling="poisson", epochs=2)
     assert 1.99 < trained(found, epochs=2).epsilon <= 2.0
     with pytest.raises(BudgetExhausted):
         trained(found)

@@ -184,6 +184,8 @@ def describe_arguments(cls: type, refused: Sequence[str]) -> None:
     of_keras = [base for base in bases if base.__module__.startswith("keras.")]
     for base in [*of_keras, KerasArguments, *(base for base in bases if base not in of_keras)]:
         known |= parts_of(base.__doc__)[1]
+    if "epsilon" in known:
+        known["epsilon"] += "\n        It is no privacy budget."
     names = [name for name in entries if "*" not in name]
     names += [each.name for each in parameters if each.name not in names]
     if not known.keys() >= {

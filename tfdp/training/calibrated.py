@@ -53,6 +53,7 @@ def make_private_with_epsilon(
     model: keras.Model,
     optimizer: keras.optimizers.Optimizer | str,
     data,
+    y=None,
     *,
     epsilon: float,
     delta: float,
@@ -83,6 +84,7 @@ def make_private_with_epsilon(
         data: Arrays (x,), (x, y) or (x, y, sample_weight), or another source of examples, as in
             `tfdp.data.as_source`; `tfdp.data.Lots`; or a `tf.data.Dataset` of batches, which is
             accounted without amplification by sampling, or `tfdp.data.OncePerEpoch` of batches.
+        y: The targets, if `data` are the inputs only.
         epsilon: The largest epsilon that may be spent, above 0.
         delta: Delta of the guarantee, a probability in (0, 1). `fit` warns if it is not below 1/N.
         epochs: Planned number of passes over the data, above 0. It is rounded to whole steps.
@@ -127,6 +129,7 @@ def make_private_with_epsilon(
     """
     epochs = positive("epochs", epochs)
     budget = PrivacyBudget(epsilon, delta, kind, adjacency)
+    data = data if y is None else (data, y)
     optimizer = _private(optimizer, l2_norm_clip, noise_multiplier=1.0)
     data = _lots(data, batch_size, sampling, physical_batch_size, optimizer)
     feed = feed_of(prepared(model, data)[0], physical_batch_size)
