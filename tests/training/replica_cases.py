@@ -14,6 +14,7 @@ import os
 import sys
 import tempfile
 import traceback
+from contextlib import nullcontext
 from unittest import mock
 
 import keras
@@ -332,6 +333,12 @@ def other_data(model):
     return model.fit(X[:rows], Y[:rows], batch_size=10, verbose=0)
 
 
+def other_people(model):
+    ids = np.roll(np.arange(ROWS) // 2, on_machine())
+    people = {"privacy_ids": ids, "examples_per_person": 2}
+    return model.fit(tfdp.data.make_lots("poisson", X, Y, lot_size=6, **people), verbose=0)
+
+
 def other_weights(model):
     model.layers[0].bias.assign(np.full(5, on_machine()))
     return on_arrays(model)
@@ -372,17 +379,21 @@ def deviation(devices):
 
 
 def outside(devices):
-    """An optimizer of one device is refused: all replicas would count in its variables."""
-    optimizer = sgd()
-    with strategy(devices).scope():
-        model = tfdp.make_private(net())
-        model.compile(optimizer, LOSS)
-    try:
-        on_arrays(model)
-    except ValueError as error:
-        assert "outside of the strategy's scope" in str(error), error
-    else:
-        raise AssertionError("An optimizer of one device trained.")
+    """An optimizer or a model of one device is refused: replicas have no copies of its variables."""
+    several = strategy(devices)
+    for of_model, of_optimizer in ((several.scope, nullcontext), (nullcontext, several.scope)):
+        with of_optimizer():
+            optimizer = sgd()
+        with of_model():
+            model = tfdp.make_private(net())
+        with several.scope():
+            model.compile(optimizer, LOSS)
+        try:
+            on_arrays(model)
+        except ValueError as error:
+            assert "outside of the strategy's scope" in str(error), error
+        else:
+            raise AssertionError("A model or an optimizer of one device trained.")
 
 
 def shared(devices):
@@ -428,6 +439,7 @@ CHECKS = {
 }
 REFUSALS = {
     "other_data": refuses(ValueError, "have different examples", other_data),
+    "other_people": refuses(ValueError, "disagree on the ids of people. Run", other_people),
     "equal_shards": refuses(ValueError, "have the same examples", in_equal_shards),
     "other_weights": refuses(ValueError, "disagree on the weights. Run", other_weights),
     "other_rate": refuses(ValueError, "disagree on the learning rate. Run", other_rate),

@@ -22,7 +22,8 @@ from tfdp.training.backup_state import setup_of
 from tfdp.training.describe import open_session
 
 REFUSED = [
-    *("other_data", "equal_shards", "other_weights", "other_rate", "wrong_shards", "own_batches"),
+    *("other_data", "other_people", "equal_shards", "other_weights", "other_rate"),
+    *("wrong_shards", "own_batches"),
 ]
 # Batches that a machine draws are refused; views have seeds of the machine that reads the row.
 OF_ONE_MACHINE = {"dataset", "dataset_in_microbatches", "generator", "pydataset", "drifted"}

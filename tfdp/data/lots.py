@@ -164,6 +164,7 @@ class Lots:
     groups = property(lambda self: self.scheme.groups)
     sharded = property(lambda self: getattr(self.scheme, "shard_of", None) is not None)
     source = property(lambda self: self._assembly.source)
+    people = property(lambda self: self._assembly.people)
     views = property(lambda self: self._assembly.views)
     augmentations = property(lambda self: self._assembly.augmentations)
     mapped = property(lambda self: bool(self._assembly.functions))
@@ -171,8 +172,7 @@ class Lots:
     @property
     def examples_per_person(self) -> int | None:
         """Largest number of a person's examples in a lot; None if lots draw examples."""
-        people = self._assembly.people
-        return None if people is None else people.max_examples
+        return None if self.people is None else self.people.max_examples
 
     def map(self, function: Callable, *, python: bool = False) -> "Lots":
         """Returns lots whose examples are decoded, augmented or tokenized by a function.

@@ -5,6 +5,7 @@ Formal guarantee: a person is drawn as one unit, regardless of the number of the
 no more than one example would.
 """
 
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,11 @@ class People:
         new = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
         self._starts = np.concatenate([[0], new, [len(ids)]])
         self.count = len(self._starts) - 1
+
+    @property
+    def digest(self) -> str:
+        """A digest of which rows belong together, and of the numbers of the people."""
+        return hashlib.sha256(self._rows.tobytes() + self._starts.tobytes()).hexdigest()
 
     def examples(self, people: np.ndarray, secret: bytes) -> tuple[np.ndarray, np.ndarray]:
         """Chooses at most k examples of each person at random; every set of k is equally likely.

@@ -6,7 +6,7 @@ the secret and the sums, which have no noise, over the network without encryptio
 
 Formal guarantee: no step begins unless all processes describe the same run, from the same weights and
 position, with the same versions and the same number of replicas, on data of the same size of which 32
-rows are the same; with shards, these rows differ, and the sizes add up.
+rows are the same, with the same ids of people; with shards, these rows differ, and the sizes add up.
 """
 
 import dataclasses
@@ -45,9 +45,13 @@ def with_key(model, feed: Feed) -> Feed:
             "an example might be in a lot twice. Pass arrays, a source, or tfdp.data.make_lots(...)."
         )
     words, lots = np.frombuffer(os.urandom(16), "<u4").tolist(), feed.lots
-    found = _from_all(strategy, [*words, 0 if lots is None else _rows_of(lots)])
-    key, contents = found[0, :4].astype("<u4").tobytes(), found[:, 4].tolist()
     sharded = lots is not None and lots.sharded
+    found = _from_all(strategy, [*words, 0 if lots is None else _rows_of(lots), sharded])
+    key, contents = found[0, :4].astype("<u4").tobytes(), found[:, 4].tolist()
+    if np.ptp(found[:, 5]):
+        raise ValueError(
+            "Some machines have a shard and others do not. Pass shard_of on all of them."
+        )
     if sharded and len(set(contents)) < len(contents):
         raise ValueError(
             "Two machines have the same examples, which would count twice. Pass each machine its shard."
@@ -110,6 +114,7 @@ def _facts(model, feed, position, batch) -> dict[str, str]:
     size = None if lots is None else lots.spec
     if lots is not None and not lots.sharded:
         size = (size, len(lots.source), lots.available_examples, feed.physical_batch_size)
+    people = None if lots is None or lots.sharded else lots.people
     optimizer, of_metrics = model.optimizer, {id(v) for v in model.metrics_variables}
     rate = configured_rate(optimizer)
     settings = optimizer.get_config() | {"name": None}  # Keras counts the optimizers of a process
@@ -122,6 +127,8 @@ def _facts(model, feed, position, batch) -> dict[str, str]:
         "the number of devices": repr((strategy.num_replicas_in_sync, local)),
         "the run": repr((facts, account.plan)),
         "the data": repr((size, feed.steps)),
+        "the ids of people": "" if people is None else people.digest,
+        "the budgets": repr(account.ledger.budgets),
         "the position": repr((position, None if session is None else session.entry.taken)),
         "the batch": _of_arrays(leaf for leaf in tf.nest.flatten(batch) if leaf is not None),
         "the learning rate": repr(settings.pop("learning_rate")),

@@ -31,8 +31,14 @@ def writes(model) -> bool:
 
 def check_replicas(model) -> None:
     """Raises NotImplementedError or ValueError for a model that its strategy cannot train."""
-    strategy = given_strategy(model)
+    strategy, counter = given_strategy(model), model.optimizer.iterations.value
+    inside = isinstance(counter, tf.distribute.DistributedValues)
     if strategy is None:
+        if inside or tf.distribute.has_strategy():
+            raise ValueError(
+                "The model was made outside of the strategy's scope. Make all of its layers, the "
+                "optimizer and the private model inside: with strategy.scope(): ..."
+            )
         return
     if not isinstance(strategy, (*MIRRORED, tf.distribute.OneDeviceStrategy)):
         raise NotImplementedError(
@@ -51,7 +57,7 @@ def check_replicas(model) -> None:
                 f"{what} cannot be combined with several replicas: {reason}. Use a strategy with one "
                 "replica, or another setting."
             )
-    if not isinstance(model.optimizer.iterations.value, tf.distribute.DistributedValues):
+    if not inside:
         raise ValueError(
             "The optimizer was made outside of the strategy's scope, so all replicas would count in "
             "one variable. Make it inside: with strategy.scope(): optimizer = ..."
