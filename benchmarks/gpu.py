@@ -157,7 +157,7 @@ class _Sitting:
             )
             for point, record in zip(missing, found, strict=False):
                 if "not done" in record.get("skipped", "") and left < self._flags.timeout:
-                    return False  # the time of all was up, not that of this point
+                    return False  # all of the time is used; the point met no limit of its own
                 with self._changed:
                     self._results.add("gpu", point, record)
                 shown = record.get("step_ms", record)

@@ -117,7 +117,7 @@ def set_fresh_seed(seed: int) -> None:
     """Sets the seed of `tf.random`, in a graph the graph's own, to a seed that was never set before.
 
     `tf.random.set_seed` also clears the cache of eager kernels, so that operations draw the same
-    numbers again after the same seed. To make all kernels anew takes a third of an eager step.
+    numbers again after the same seed. Making all kernels anew takes about half of an eager step.
     """
     if tf.executing_eagerly():
         eager = context.context()

@@ -67,7 +67,7 @@ def as_arrays(values: Any, name: str) -> Any:
     if on_disk(values):
         return values
     array = np.asarray(values)
-    texts = array.dtype.kind == "O" and all(isinstance(v, str | bytes) for v in array.flat)
+    texts = array.dtype.kind == "O" and are_texts(array.flat)
     if array.dtype.kind == "O" and not texts:
         array = _of_objects(values, name)
     if _is_series(values):
@@ -116,6 +116,11 @@ def _are_numbers(objects: np.ndarray) -> bool:
     return not any(isinstance(value, str | bytes) for value in objects.flat)
 
 
+def are_texts(values: Iterable) -> bool:
+    """Returns whether all values are texts."""
+    return all(isinstance(value, str | bytes) for value in values)
+
+
 def is_several(value: Any) -> bool:
     """Whether a list element is an array or a structure of arrays, and not one example."""
     if isinstance(value, list | tuple):
@@ -160,11 +165,11 @@ def texts_as_tensors(values: Any) -> Any:
         array = np.asarray(leaf) if hasattr(leaf, "to_numpy") else leaf  # of a frame
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "OSU":
             return leaf
-        if array.dtype.kind == "O" and not all(isinstance(v, str | bytes) for v in array.flat):
+        if array.dtype.kind == "O" and not are_texts(array.flat):
             return _of_objects(leaf, "x")
         return tf.constant(array[:, None] if _is_series(leaf) else array)
 
-    if isinstance(values, list) and values and all(isinstance(v, str | bytes) for v in values):
+    if isinstance(values, list) and values and are_texts(values):
         return tf.constant(values)
     return each_array(converted, values)
 

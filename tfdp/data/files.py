@@ -158,8 +158,7 @@ def _from_directory(read, directory, options) -> tuple[list, list | None, Any]:
     if wrong := [name for name in _OF_LOTS if name in options]:
         raise ValueError(
             f"{wrong[0]!r} cannot be used here: a source returns single rows in a fixed order. Remove "
-            "it. fit(source, batch_size=...) shuffles and batches the rows, and source[a:b] is a part "
-            "of them."
+            "it. fit(source, batch_size=...) draws lots of the rows, and source[a:b] is a part of them."
         )
     if not tf.io.gfile.isdir(directory):
         raise ValueError(f"There is no directory {str(directory)!r}.")

@@ -265,9 +265,10 @@ class RandomAllocation(Scheme):
     """In each epoch, every example is in one of the N // L lots, drawn uniformly and independently.
 
     This is known as "balls and bins" (Chua et al. 2024). It resembles a shuffled epoch, since every
-    example is used once, but lots have random sizes, as Poisson lots have. Sampling amplifies privacy,
-    and epsilon is close to that of Poisson lots. With more than `draws.MOST_SHUFFLED` units, the sizes
-    of lots are multinomial, and their members are consecutive in a keyed permutation.
+    example is used once, but lots have random sizes, as Poisson lots have. Sampling amplifies
+    privacy: epsilon is nearly as small as with Poisson lots. With more than `draws.MOST_SHUFFLED`
+    units, the sizes of lots are multinomial, and their members are consecutive in a keyed
+    permutation.
 
     Attributes:
         shard_of: Number of examples (or people) on all machines together, if the data are the shard

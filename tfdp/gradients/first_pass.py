@@ -153,8 +153,10 @@ def _explain(model, error, trace, x, y, outputs):
 
     try:
         trace(*tf.nest.map_structure(unknown, (x, y)))
-    except Exception as general:
+    except type(error) as general:
         raise general from None  # something else is wrong; these shapes have no number of rows
+    except Exception:
+        raise error from None
     fixed = (
         "a fixed number of rows, such as the batch size in a reshape. In private training rows pass "
         "alone or a few at a time: write -1, or keras.ops.shape(x)[0], for the number of rows."

@@ -7,7 +7,7 @@ from absl import logging
 
 from tfdp._compat.keras import input_structure, is_graph_of_layers, layers_of, uses_of
 from tfdp.data import Lots, SourceBatches, check_labels
-from tfdp.data.arrays import all_arrays, each_array
+from tfdp.data.arrays import all_arrays, are_texts, each_array
 from tfdp.data.examples import is_text
 from tfdp.layers.public import public_layers
 from tfdp.training.building import outputs_for
@@ -197,7 +197,7 @@ def check_targets(model, x, y) -> None:
 def _begins_with_text(array) -> bool:
     """Whether an array is of texts; objects may be numbers, too."""
     if isinstance(array, np.ndarray) and array.dtype.kind == "O":
-        return any(isinstance(value, str | bytes) for value in array.flat[:1])
+        return bool(array.size) and are_texts(array.flat[:1])
     return is_text(array)
 
 

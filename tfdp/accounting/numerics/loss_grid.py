@@ -29,7 +29,8 @@ _COARSE = 4096
 _NODES = 4
 # Largest excess over 1 of a sum of probabilities that counts as rounding.
 _LARGEST_ROUNDING = 1e-6
-_LARGEST_EXPONENT = 700.0
+# Largest loss for which chances * e^-loss, for chances that matter, keep all digits of a float.
+_LARGEST_EXPONENT = 600.0
 
 
 def _dot(one: np.ndarray, other: np.ndarray) -> float:
